@@ -1,0 +1,1 @@
+"""What every service shares; imports no service."""

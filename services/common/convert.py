@@ -1,0 +1,86 @@
+"""Sampling parameters and constraints as protobuf messages and back: four services need the same."""
+
+from __future__ import annotations
+
+from services.common.pb import common_pb2 as pb
+from services.common.sampling import (
+    Constraint,
+    ConstraintKind,
+    RepetitionDetection,
+    SamplingParams,
+)
+
+_OPTIONAL_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+def sampling_to_message(params: SamplingParams) -> pb.SamplingParams:
+    """Every field is set, also at its default; ``None`` stays absent."""
+    message = pb.SamplingParams(stop_token_ids=params.stop_token_ids)
+    for name in _OPTIONAL_FIELDS:
+        value = getattr(params, name)
+        if value is not None:
+            setattr(message, name, value)
+    message.logit_bias_ids.extend(params.logit_bias.keys())
+    message.logit_bias_values.extend(params.logit_bias.values())
+    if params.allowed_token_ids is not None:
+        message.allowed_token_ids.ids.extend(params.allowed_token_ids)
+        message.allowed_token_ids.SetInParent()
+    for ids in params.bad_words_ids:
+        message.bad_words_ids.add(ids=ids)
+    rule = params.repetition_detection
+    if rule is not None:
+        message.repetition_detection.max_pattern_size = rule.max_pattern_size
+        message.repetition_detection.min_pattern_size = rule.min_pattern_size
+        message.repetition_detection.min_count = rule.min_count
+        message.repetition_detection.SetInParent()
+    return message
+
+
+def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
+    """Absent fields get the dataclass's defaults. Does not validate."""
+    values = {
+        name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)  # type: ignore[arg-type]
+    }
+    rule = message.repetition_detection
+    return SamplingParams(
+        **values,
+        stop_token_ids=tuple(message.stop_token_ids),
+        logit_bias=dict(zip(message.logit_bias_ids, message.logit_bias_values, strict=True)),
+        allowed_token_ids=(
+            tuple(message.allowed_token_ids.ids) if message.HasField("allowed_token_ids") else None
+        ),
+        bad_words_ids=tuple(tuple(word.ids) for word in message.bad_words_ids),
+        repetition_detection=(
+            RepetitionDetection(rule.max_pattern_size, rule.min_pattern_size, rule.min_count)
+            if message.HasField("repetition_detection")
+            else None
+        ),
+    )
+
+
+def constraint_to_message(constraint: Constraint) -> pb.Constraint:
+    """The inverse of ``constraint_from_message``."""
+    return pb.Constraint(kind=pb.ConstraintKind.ValueType(constraint.kind.value), spec=constraint.spec)
+
+
+def constraint_from_message(message: pb.Constraint) -> Constraint:
+    """The inverse of ``constraint_to_message``.
+
+    Raises:
+        ValueError: A kind this version does not know.
+    """
+    return Constraint(kind=ConstraintKind(message.kind), spec=message.spec)
