@@ -1,0 +1,1 @@
+"""Attention backends, one a file; the file's name is the flag's value."""

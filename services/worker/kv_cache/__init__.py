@@ -1,0 +1,1 @@
+"""The paged KV tensors: their shape, their size, their allocation."""
