@@ -25,7 +25,7 @@ from services.common.errors import ConfigError
 
 ENV_PREFIX = "SLUICEWAY_"
 CONFIG_FILE_ENV = "SLUICEWAY_CONFIG"
-SECTIONS = ("gateway", "tokenizer", "scheduler", "worker", "kvstore", "serve")
+SECTIONS = ("gateway", "tokenizer", "scheduler", "worker", "kvstore", "serve", "chat")
 
 
 class ServiceConfig(BaseModel):
@@ -52,9 +52,12 @@ class ServiceConfig(BaseModel):
     drain_timeout_s: float = Field(
         60.0, ge=0, description="How long a stopping service lets its requests finish, in seconds."
     )
+    parent_pid: int | None = Field(
+        None, description="Process without which this one ends at once; the launcher's."
+    )
 
 
-C = TypeVar("C", bound=ServiceConfig)
+C = TypeVar("C", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +131,10 @@ def add_config_file_flag(parser: argparse.ArgumentParser) -> None:
 
 def add_flags(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
-    cls: type[ServiceConfig],
+    cls: type[BaseModel],
     *,
     skip: Iterable[str] = (),
+    prefix: str = "",
 ) -> None:
     """Add a flag per field; none has a default, so that only given flags are seen.
 
@@ -138,18 +142,20 @@ def add_flags(
         parser: Parser or group.
         cls: Config model.
         skip: Fields that get no flag here (another group has it already).
+        prefix: "worker." makes the flags ``--worker.field-name``, which ``--help`` does not list.
     """
     for name, info in cls.model_fields.items():
         if name in set(skip):
             continue
-        flag = "--" + name.replace("_", "-")
+        flag, dest = f"--{prefix}{name.replace('_', '-')}", f"{prefix}{name}"
         text = f"{info.description or ''} [{_default_text(info)}]".replace("%", "%%")
+        shown = argparse.SUPPRESS if prefix else text
         if bool in _types_of(info):
             parser.add_argument(
-                flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text
+                flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=shown
             )
         else:
-            parser.add_argument(flag, dest=name, metavar=_metavar(info), default=None, help=text)
+            parser.add_argument(flag, dest=dest, metavar=_metavar(info), default=None, help=shown)
 
 
 def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:

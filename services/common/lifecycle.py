@@ -74,6 +74,8 @@ def run_service(
     except ConfigError as error:
         print(f"{section}: {error.message}", file=sys.stderr)  # noqa: T201 - no logs yet
         return EXIT_CONFIG
+    if config.parent_pid is not None:
+        die_with_parent(config.parent_pid)
     configure_logging(section, level=config.log_level, log_format=config.log_format)
     return _run(lambda: uvloop.run(_serve(config, serve)), section=section)
 
@@ -119,7 +121,13 @@ def freeze_garbage() -> None:
     gc.freeze()
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process when its parent dies (Linux; elsewhere nothing happens)."""
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel end this process when its parent dies (Linux; elsewhere only the check is made).
+
+    Args:
+        parent_pid: Who started this process; if it has died before this call, this process ends now.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(EXIT_KILLED)
