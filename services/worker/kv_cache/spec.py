@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from services.worker.models.base import ModelConfig
+
 LAYOUT = "NHD"
 """Order inside a block: token, head, element; part of ``kv_fp``."""
 
@@ -27,6 +29,17 @@ class KvCacheSpec:
     head_size: int
     block_size: int
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: ModelConfig, *, block_size: int, dtype: torch.dtype) -> KvCacheSpec:
+        """The cache that a model needs."""
+        return cls(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            block_size=block_size,
+            dtype=dtype,
+        )
 
     @property
     def block_size_bytes(self) -> int:

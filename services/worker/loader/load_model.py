@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from services.worker.attention.base import AttentionBackend
-from services.worker.kv_cache.spec import KvCacheSpec
 from services.worker.models.base import CausalLM, ModelConfig
 
 
@@ -21,7 +20,6 @@ class LoadedModel:
         model: Ready for ``forward``.
         config: Its numbers.
         attention: The backend; ``begin_step(batch)`` once a step.
-        kv_spec: Shape of the KV cache that model and backend expect.
         dtype: Of weights, activations and KV cache.
         eos_token_ids: Ids that end a generation, ascending.
     """
@@ -29,7 +27,6 @@ class LoadedModel:
     model: CausalLM
     config: ModelConfig
     attention: AttentionBackend
-    kv_spec: KvCacheSpec
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
 
