@@ -20,6 +20,7 @@ def generate(out_dir: Path) -> None:
     Raises:
         RuntimeError: protoc refused the files; its own message is on standard error.
     """
+    scripts = Path(sys.executable).parent
     sources = [f"{PACKAGE}/{path.name}" for path in sorted((ROOT / "proto").glob("*.proto"))]
     arguments = [
         "protoc",
@@ -27,6 +28,8 @@ def generate(out_dir: Path) -> None:
         f"-I{files('grpc_tools') / '_proto'}",
         f"--python_out={out_dir}",
         f"--grpc_python_out={out_dir}",
+        f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
+        f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
         f"--mypy_out={out_dir}",
         f"--mypy_grpc_out={out_dir}",
         *sources,
