@@ -1,7 +1,7 @@
 """Keys of KV blocks: the same in every process, for ever.
 
-``root = SHA-256(frame("sluiceway/1", weights revision, adapter digest or "", cache_namespace))`` where
-``frame`` writes each field as its length (u32, little-endian) and its bytes;
+``root = SHA-256(frame("sluiceway/1", weights revision, adapter digest or "", cache_namespace))``
+where ``frame`` writes each field as its length (u32, little-endian) and its bytes;
 ``key_i = SHA-256(parent + ids of the full block as little-endian u32 + frame(extra) if any)[:16]``
 where ``parent`` is ``key_{i-1}``, or the whole root for the first block.
 
@@ -72,8 +72,8 @@ def directory_revision(directory: Path) -> str:
     """Weights revision of a local model directory, as hex.
 
     SHA-256 over sorted file names, sizes and the safetensors headers: cheap, and different for
-    different weights layouts. Only files that define the model count (``*.safetensors``, ``*.json``,
-    ``*.jinja``).
+    different weights layouts. Only files that define the model count (``*.safetensors``,
+    ``*.json``, ``*.jinja``).
     """
     digest = hashlib.sha256()
     patterns = ("*.safetensors", "*.json", "*.jinja")

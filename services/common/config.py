@@ -1,8 +1,8 @@
 """Settings: defaults < TOML file < environment < flags, each value with where it came from.
 
 One frozen pydantic model per service. The flag of a field is its name with dashes, its environment
-variable ``SLUICEWAY_<SERVICE>__<FIELD>``, its TOML key ``[<service>] <field>``. Unknown keys are errors
-everywhere. This is the only module that reads the environment.
+variable ``SLUICEWAY_<SERVICE>__<FIELD>``, its TOML key ``[<service>] <field>``. Unknown keys are
+errors everywhere. This is the only module that reads the environment.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def load_config(cls: type[C], *, section: str, argv: Sequence[str] | None = None
     )
     add_config_file_flag(parser)
     add_flags(parser, cls)
-    given = {key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None}
+    given = {
+        key: value for key, value in vars(parser.parse_args(argv)).items() if value is not None
+    }
     config_file = given.pop("config", None)
     return resolve(cls, section=section, flags=given, config_file=config_file)
 
@@ -164,7 +166,7 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
 
 
 def user_cache_dir() -> Path:
-    """Where files that can be made again live: ``$XDG_CACHE_HOME/sluiceway`` or ``~/.cache/sluiceway``."""
+    """For files that can be made again: ``$XDG_CACHE_HOME/sluiceway`` or ``~/.cache/sluiceway``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluiceway"
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters and constraints as protobuf messages and back: four services need the same."""
+"""Sampling parameters and constraints as protobuf messages and back, for the four services."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def sampling_to_message(params: SamplingParams) -> pb.SamplingParams:
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
     """Absent fields get the dataclass's defaults. Does not validate."""
-    values = {
-        name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)  # type: ignore[arg-type]
-    }
+    values = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
     rule = message.repetition_detection
     return SamplingParams(
         **values,
@@ -74,7 +72,9 @@ def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
 
 def constraint_to_message(constraint: Constraint) -> pb.Constraint:
     """The inverse of ``constraint_from_message``."""
-    return pb.Constraint(kind=pb.ConstraintKind.ValueType(constraint.kind.value), spec=constraint.spec)
+    return pb.Constraint(
+        kind=pb.ConstraintKind.ValueType(constraint.kind.value), spec=constraint.spec
+    )
 
 
 def constraint_from_message(message: pb.Constraint) -> Constraint:

@@ -1,8 +1,9 @@
 """The one error tree: what can go wrong, and how it looks over gRPC and over HTTP.
 
 Each class carries its gRPC status name and HTTP status. A class travels by its *name* (in
-``google.rpc.ErrorInfo.reason``, or in ``ErrorDetail.error_class`` of a finish), because several classes
-share a gRPC status. Knows neither grpc nor HTTP libraries: ``common/rpc.py`` and the gateway translate.
+``google.rpc.ErrorInfo.reason``, or in ``ErrorDetail.error_class`` of a finish), because several
+classes share a gRPC status. Knows neither grpc nor HTTP libraries: ``common/rpc.py`` and the
+gateway translate.
 """
 
 from __future__ import annotations

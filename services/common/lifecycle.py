@@ -1,6 +1,7 @@
 """The life of a service process: settings, logs, signals, drain, exit code.
 
-The first SIGTERM or SIGINT asks the service to drain and return; the second ends the process at once.
+The first SIGTERM or SIGINT asks the service to drain and return; the second ends the process at
+once.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def run_service(
 def _run(main: Callable[[], None], *, section: str) -> int:
     try:
         main()
-    except (SluicewayError, OSError) as error:
-        errors: list[BaseException] = [error]
+    except (SluicewayError, OSError) as failure:
+        errors: list[BaseException] = [failure]
     except BaseExceptionGroup as group:
         expected, rest = group.split((SluicewayError, OSError))
         if rest is not None:

@@ -1,7 +1,7 @@
 """gRPC as every service uses it: servers, channels, the cluster token, errors, request ids.
 
-A servicer raises the errors of ``common/errors.py``; the server's interceptor makes a rich status of
-them, and ``translate`` makes the same error of it on the client's side.
+A servicer raises the errors of ``common/errors.py``; the server's interceptor makes a rich status
+of them, and ``translate`` makes the same error of it on the client's side.
 """
 
 from __future__ import annotations
@@ -284,10 +284,10 @@ class _ServerInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self,
         continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
         ],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = cast(Any, await continuation(handler_call_details))
         if handler is None or handler_call_details.method.startswith("/grpc.health."):
             return cast("grpc.RpcMethodHandler[Any, Any]", handler)

@@ -1,7 +1,8 @@
 """Sampling parameters: what they are, their defaults and when they are valid.
 
-The wire's ``SamplingParams`` message has presence for every field; the dataclass here has the defaults.
-Draws are keyed by (seed, choice, position, stream), see ``draw_key``; nothing about the batch enters.
+The wire's ``SamplingParams`` message has presence for every field; the dataclass here has the
+defaults. Draws are keyed by (seed, choice, position, stream), see ``draw_key``; nothing about the
+batch enters.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ConstraintKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar for the output; ``spec`` is a JSON schema, a regex, a JSON list or lark, by kind."""
+    """A grammar for the output; ``spec`` is a JSON schema, regex, JSON list or lark, by kind."""
 
     kind: ConstraintKind
     spec: str
@@ -111,7 +112,7 @@ class SamplingParams:
             _require_int("max_tokens", self.max_tokens, low=1, high=2**31 - 1)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest(
-                    f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+                    f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})",
                     param="min_tokens",
                 )
         self._validate_lists()
@@ -127,7 +128,9 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             _require_len("allowed_token_ids", len(self.allowed_token_ids), high=MAX_ALLOWED_IDS)
             if not self.allowed_token_ids:
-                raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
+                raise InvalidRequest(
+                    "allowed_token_ids must not be empty", param="allowed_token_ids"
+                )
 
     def _validate_logprobs(self) -> None:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
@@ -192,8 +195,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def draw_key(seed: int, *, choice: int, position: int, stream: int = 0) -> int:
     """64-bit key of one draw; the worker's generator expands it over the vocabulary.
 
-    A chain of splitmix64 finalisers (Steele et al. 2014) over the four values, so that neighbours in
-    any of them give unrelated keys.
+    A chain of splitmix64 finalisers (Steele et al. 2014) over the four values, so that neighbours
+    in any of them give unrelated keys.
 
     Args:
         seed: The request's seed; any 64-bit integer.

@@ -1,7 +1,7 @@
 """Logs with request ids, and the HTTP door of a process's metrics.
 
-A log line is an event name and fields. Fields bound with ``bind_request`` are on every line of the task
-that bound them.
+A log line is an event name and fields. Fields bound with ``bind_request`` are on every line of the
+task that bound them.
 """
 
 from __future__ import annotations
