@@ -1,15 +1,15 @@
 """``sluiceway chat``: a conversation with a running server, in the terminal.
 
 The reply streams as it is made; Ctrl-C stops a reply, and what came of it stays in the history.
-``/clear`` forgets the conversation, ``/exit`` or Ctrl-D ends it. Where standard input is no terminal,
-each line is a message and nothing but the replies is printed.
+``/clear`` forgets the conversation, ``/exit`` or Ctrl-D ends it. Where standard input is no
+terminal, each line is a message and nothing but the replies is printed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, TextIO
 
 import httpx
@@ -58,7 +58,7 @@ class Conversation:
         system = self._config.system
         self._messages = [{"role": "system", "content": system}] if system else []
 
-    def reply(self, text: str) -> Iterator[str]:
+    def reply(self, text: str) -> Generator[str]:
         """Say something and yield the reply piece by piece.
 
         Closing the generator stops the reply on the server as well; what has come stays known.
@@ -200,17 +200,15 @@ def _converse(talk: Conversation, lines: Iterator[str], out: TextIO, is_terminal
 
 def _say(talk: Conversation, line: str, out: TextIO) -> bool:
     """Print the reply to one line; whether it came to its end, or to the end that the user made."""
-    reply = talk.reply(line)
     try:
-        for piece in reply:
-            out.write(piece)
-            out.flush()
+        with contextlib.closing(talk.reply(line)) as reply:
+            for piece in reply:
+                out.write(piece)
+                out.flush()
     except KeyboardInterrupt:
         out.write(" [stopped]")
     except SluicewayError as error:
         out.write(f"\n[error] {error.message}\n")
         return False
-    finally:
-        reply.close()
     out.write("\n")
     return True

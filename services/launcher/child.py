@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import time
@@ -41,6 +42,7 @@ class Child:
         self.started_at = 0.0
         self._on_line = on_line
         self._process: asyncio.subprocess.Process | None = None
+        self._output = -1
 
     @property
     def name(self) -> str:
@@ -60,15 +62,21 @@ class Child:
     async def start(self) -> None:
         """Begin a life."""
         self.started_at = time.monotonic()
-        self._process = await asyncio.create_subprocess_exec(
-            *self.spec.argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=child_environment(self.spec.environment),
-            # Out of the terminal's group: Ctrl-C reaches the launcher alone, which drains in order.
-            start_new_session=True,
-        )
+        # A pipe of our own: asyncio's keeps wait() from returning while a grandchild holds it open.
+        self._output, theirs = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.spec.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=asyncio.subprocess.STDOUT,
+                env=child_environment(self.spec.environment),
+                # Out of the terminal's group: Ctrl-C reaches the launcher alone, which drains in
+                # order.
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
 
     async def wait(self) -> int:
         """Read its output to the end of its life.
@@ -77,11 +85,12 @@ class Child:
             The exit code; -9 = ended by signal 9.
         """
         process = self._process
-        assert process is not None and process.stdout is not None
+        assert process is not None
         async with asyncio.TaskGroup() as tasks:
-            reader = tasks.create_task(self._read(process.stdout))
+            reader = tasks.create_task(self._read(self._output))
             code = await process.wait()
-            # A grandchild may hold the pipe open: what comes after a moment is not waited for.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # whatever it has started ends with it
             await asyncio.wait((reader,), timeout=_LAST_WORDS_S)
             reader.cancel()
         return code
@@ -96,7 +105,17 @@ class Child:
             else:
                 os.kill(self.pid, number)
 
-    async def _read(self, output: asyncio.StreamReader) -> None:
+    async def _read(self, descriptor: int) -> None:
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), io.FileIO(descriptor)
+        )
+        try:
+            await self._split(reader)
+        finally:
+            transport.close()
+
+    async def _split(self, output: asyncio.StreamReader) -> None:
         rest = b""
         while chunk := await output.read(_READ_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -104,8 +123,7 @@ class Child:
                 lines, rest = [*lines, rest], b""
             for line in lines:
                 self._take(line.decode(errors="replace").rstrip())
-        if rest:
-            self._take(rest.decode(errors="replace").rstrip())
+        self._take(rest.decode(errors="replace").rstrip())
 
     def _take(self, line: str) -> None:
         if not line:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import Enum
 
 from services.common.lifecycle import EXIT_FAILED, EXIT_KILLED, EXIT_OK
@@ -88,7 +88,7 @@ class Supervisor:
         *,
         until_ready: Callable[[], Awaitable[None]],
         until_back: Callable[[Child], Awaitable[None]],
-        until_drained: Callable[[float], Awaitable[None]],
+        until_drained: Callable[[float], Coroutine[None, None, None]],
     ) -> int:
         """Start the children and stay until all have ended.
 
