@@ -1,1 +1,1 @@
-"""The scheduler: token ids, requests, KV blocks; drives one engine per attached worker. No text, no tensors."""
+"""The scheduler: requests of token ids and the KV blocks they need; one engine per worker."""

@@ -1,0 +1,42 @@
+"""Settings of the scheduler; what a worker discovers about itself travels as WorkerInfo instead."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.common.config import ServiceConfig
+
+
+class SchedulerConfig(ServiceConfig):
+    """What the scheduler can be told."""
+
+    port: int = Field(
+        50052, ge=0, le=65535, description="gRPC port to listen on; 0 = any free one."
+    )
+    http_port: int = Field(
+        9102, ge=0, le=65535, description="Port of /metrics over HTTP; 0 = any free one."
+    )
+    advertise_address: str | None = Field(
+        None,
+        description="host:port at which tokenizers reach this scheduler; default: as it listens.",
+    )
+    kvstore: tuple[str, ...] = Field(
+        (),
+        description="Addresses of the kvstore's copies (host:port or dns:///name:port); "
+        "empty = KV blocks are published nowhere.",
+    )
+    pipeline_depth: int = Field(
+        2, ge=1, le=8, description="Most steps in flight per engine; a worker may ask for fewer."
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="Whether requests reuse the KV blocks of equal prefixes."
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="Order of waiting requests: by arrival, or by priority (lower first).",
+    )
+    max_waiting: int = Field(
+        1024, ge=1, description="Most waiting requests per engine; more are refused with a 429."
+    )

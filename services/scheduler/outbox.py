@@ -1,0 +1,162 @@
+"""What a Session has to tell its client: columns that grow until the writer takes them.
+
+A step appends its rows to the frame of its engine. As long as the client keeps up, every step is a
+frame; with more than ``MERGE_AFTER_S`` unacknowledged the frames wait and so merge: columns
+concatenate, nothing is dropped. At ``CLOSE_AFTER_S`` or ``MAX_UNACKED_TOKENS`` the Session must be
+closed. Knows no asyncio; time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from services.common.pb import common_pb2 as common_pb
+from services.common.pb import scheduler_pb2 as pb
+
+MERGE_AFTER_S = 1.0
+CLOSE_AFTER_S = 10.0
+MAX_UNACKED_TOKENS = 262_144
+
+
+class _Sent(NamedTuple):
+    frame: int
+    sent_at: float
+    num_tokens: int
+
+
+class Outbox:
+    """Frames of one Session that are not written yet, and what of the written is unacknowledged."""
+
+    def __init__(self) -> None:
+        self._control: deque[pb.ServerFrame] = deque()
+        self._queued: dict[int, tuple[int, int]] = {}
+        self._steps: dict[int, pb.ServerFrame] = {}
+        self._unacked: deque[_Sent] = deque()
+        self._num_unacked_tokens = 0
+        self._last_frame = 0
+
+    @property
+    def num_unacked_tokens(self) -> int:
+        """Tokens that were appended and are not acknowledged."""
+        waiting = sum(len(frame.step.token_ids) for frame in self._steps.values())
+        return self._num_unacked_tokens + waiting
+
+    def control(self, frame: pb.ServerFrame) -> None:
+        """Append a welcome, or that an engine came or went."""
+        self._control.append(frame)
+
+    def queued(self, handle: int, *, position: int, eta_ms: int) -> None:
+        """Say that a handle waits; a later position replaces one that is not written yet."""
+        self._queued[handle] = (position, eta_ms)
+
+    def step_frame(self, engine_id: int, *, step: int) -> pb.StepFrame:
+        """The frame of an engine to append columns to.
+
+        Args:
+            engine_id: 0 = no engine: for handles that end before they had one.
+            step: The newest step whose rows the frame holds.
+        """
+        carrier = self._steps.get(engine_id)
+        if carrier is None:
+            carrier = self._steps[engine_id] = pb.ServerFrame(
+                step=pb.StepFrame(engine_id=engine_id)
+            )
+        frame = carrier.step
+        if step > frame.step:
+            frame.step = step
+        return frame
+
+    def take(self, now: float) -> pb.ServerFrame | None:
+        """The next frame to write, or ``None`` if there is none, or if step frames must wait."""
+        if self._control:
+            return self._control.popleft()
+        if self._queued:
+            return self._take_queued()
+        if self._steps and not self.must_merge(now):
+            return self._take_step(now)
+        return None
+
+    def acknowledge(self, frame: int) -> None:
+        """The client has read everything up to ``frame``."""
+        while self._unacked and self._unacked[0].frame <= frame:
+            self._num_unacked_tokens -= self._unacked.popleft().num_tokens
+
+    def unacked_s(self, now: float) -> float:
+        """Age of the oldest unacknowledged frame, in seconds; 0 with none."""
+        return now - self._unacked[0].sent_at if self._unacked else 0.0
+
+    def must_merge(self, now: float) -> bool:
+        """Whether the client is so far behind that its frames wait."""
+        return self.unacked_s(now) > MERGE_AFTER_S
+
+    def complaint(self, now: float) -> str | None:
+        """Why the Session must be closed; ``None`` = it need not."""
+        if self.unacked_s(now) > CLOSE_AFTER_S:
+            return f"the client has acknowledged nothing for {CLOSE_AFTER_S:g} s"
+        if self.num_unacked_tokens > MAX_UNACKED_TOKENS:
+            return f"the client has left more than {MAX_UNACKED_TOKENS} tokens unacknowledged"
+        return None
+
+    def _take_queued(self) -> pb.ServerFrame:
+        columns = pb.QueuedFrame(
+            handle=self._queued.keys(),
+            position=[position for position, _ in self._queued.values()],
+            eta_ms=[eta_ms for _, eta_ms in self._queued.values()],
+        )
+        self._queued.clear()
+        return pb.ServerFrame(queued=columns)
+
+    def _take_step(self, now: float) -> pb.ServerFrame:
+        engine_id = next(iter(self._steps))
+        carrier = self._steps.pop(engine_id)
+        self._last_frame += 1
+        carrier.step.frame = self._last_frame
+        num_tokens = len(carrier.step.token_ids)
+        self._unacked.append(_Sent(self._last_frame, now, num_tokens))
+        self._num_unacked_tokens += num_tokens
+        return carrier
+
+
+def append_row(
+    frame: pb.StepFrame,
+    handle: int,
+    *,
+    offset: int,
+    token_ids: Iterable[int],
+) -> int:
+    """Append the new tokens of one handle to a step frame.
+
+    Args:
+        frame: See ``Outbox.step_frame``.
+        handle: The client's.
+        offset: Output tokens of the choice before these.
+        token_ids: At least one.
+
+    Returns:
+        The index of the first of them in the frame's flat ``token_ids``, for side arrays.
+    """
+    start = len(frame.token_ids)
+    frame.token_ids.extend(token_ids)
+    frame.handle.append(handle)
+    frame.offset.append(offset)
+    frame.count.append(len(frame.token_ids) - start)
+    return start
+
+
+def append_logprobs(frame: pb.StepFrame, logprobs: common_pb.Logprobs, *, start: int) -> None:
+    """Append side arrays whose positions count from the row's first token.
+
+    Args:
+        frame: The frame that the row was appended to.
+        logprobs: Columns of this row alone.
+        start: What ``append_row`` returned.
+    """
+    columns = frame.logprobs
+    columns.position.extend(start + position for position in logprobs.position)
+    columns.logprob.extend(logprobs.logprob)
+    columns.rank.extend(logprobs.rank)
+    columns.num_top.extend(logprobs.num_top)
+    columns.top_ids.extend(logprobs.top_ids)
+    columns.top_logprobs.extend(logprobs.top_logprobs)
