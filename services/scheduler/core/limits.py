@@ -24,7 +24,8 @@ class EngineLimits:
         enable_prefix_caching: Whether full blocks are found again by their keys.
         max_waiting: Requests that may wait before new ones are refused.
         policy: Order of the queue; priority equals fcfs while all priorities are 0.
-        priority_aging_s: One level of priority is worth this many seconds of waiting: nobody starves.
+        priority_aging_s: One level of priority is worth this many seconds of waiting: nobody
+            starves.
         long_prefill_token_threshold: Most tokens of one prompt in a step; 0 = no limit.
         step_time_target_s: Prompts are cut so that steps with decoding rows last about this long;
             None = off.

@@ -1,6 +1,7 @@
 """What goes into the core and what comes out of it: plans, results, finishes, events, loads.
 
-Plain values; ``scheduler/convert.py`` maps them to messages. Columns lie side by side, as on the wire.
+Plain values; ``scheduler/convert.py`` maps them to messages. Columns lie side by side, as on the
+wire.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """When things happened to one choice, in seconds of the caller's clock; None = did not happen."""
+    """When things happened to one choice, on the caller's clock; None = did not happen."""
 
     arrival_s: float
     first_scheduled_s: float | None
@@ -136,7 +137,8 @@ class Finished:
     """The one end of a request: its blocks are free.
 
     Attributes:
-        stop_token_id: The id of ``stop_token_ids`` that ended it (None for an end-of-sequence token).
+        stop_token_id: The id of ``stop_token_ids`` that ended it (None for an end-of-sequence
+            token).
         stop_detail: "repetition_detected", or "".
         error: Set when ``reason`` is ERROR.
     """

@@ -1,0 +1,74 @@
+"""The first door of the scheduler: what limits the tokens of a step, and of one request in it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from services.scheduler.core.cost_model import StepCostModel
+from services.scheduler.core.request import Request
+
+
+class Cap(Protocol):
+    """Limits what one request that computes several tokens may compute in this step."""
+
+    def __call__(self, request: Request, num_tokens: int) -> int:
+        """At most ``num_tokens``; 0 leaves the request out of this step."""
+
+
+class LongPrefillCap:
+    """At most ``max_tokens`` of one prompt in a step."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+
+    def __call__(self, request: Request, num_tokens: int) -> int:
+        """See ``Cap``."""
+        return min(num_tokens, self._max_tokens)
+
+
+class TokenBudget:
+    """How many tokens a step may hold.
+
+    Without a target: ``max_tokens``. With one: as many as keep the step near the target, so that a
+    long prompt does not make the others stutter; a step in which nobody decodes has nobody to
+    disturb.
+
+    Args:
+        max_tokens: Never more.
+        target_s: Wanted duration of a step; None = no target.
+        min_prefill_tokens: Prompts always get this much beside the decoding rows, or they would
+            starve where decoding alone exceeds the target.
+        cost_model: Knows how long steps take.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        *,
+        target_s: float | None,
+        min_prefill_tokens: int,
+        cost_model: StepCostModel,
+    ) -> None:
+        self._max_tokens = max_tokens
+        self._target_s = target_s
+        self._min_prefill_tokens = min_prefill_tokens
+        self._cost_model = cost_model
+
+    @property
+    def has_target(self) -> bool:
+        """Whether ``for_step`` depends on its argument."""
+        return self._target_s is not None
+
+    def for_step(self, num_decode_rows: int) -> int:
+        """Token budget of a step.
+
+        Args:
+            num_decode_rows: Running requests that compute one token.
+        """
+        if self._target_s is None or num_decode_rows == 0:
+            return self._max_tokens
+        affordable = self._cost_model.max_prefill_tokens(self._target_s)
+        if affordable is None:
+            return self._max_tokens
+        prefill_tokens = max(self._min_prefill_tokens, affordable)
+        return min(self._max_tokens, num_decode_rows + prefill_tokens)

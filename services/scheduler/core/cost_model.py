@@ -1,0 +1,74 @@
+"""How long a step takes, learnt from the steps so far.
+
+Model: ``time = decode_s + prefill_tokens * prefill_token_s``. ``decode_s`` is what a step of
+decoding rows takes (weights must be read whatever the batch), tracked as a moving average because
+it follows the batch and its context lengths; ``prefill_token_s`` is fitted on the steps that hold
+prompt tokens. Two numbers that are always known separately beat a regression, which loses its slope
+while nothing but decodes run.
+"""
+
+from __future__ import annotations
+
+_DECODE_MEMORY = 0.9  # weight of the past in the moving average, per step
+_PREFILL_MEMORY = 0.8
+
+
+class StepCostModel:
+    """Predicts device time; feed it every applied step."""
+
+    def __init__(self) -> None:
+        self._decode_s: float | None = None
+        self._prefill_s = 0.0
+        self._prefill_tokens = 0.0
+        self._decode_rows = 0.0
+
+    def observe(self, *, num_decode_rows: int, num_prefill_tokens: int, device_s: float) -> None:
+        """Learn from one step.
+
+        Args:
+            num_decode_rows: Rows that computed one token.
+            num_prefill_tokens: Tokens of the other rows.
+            device_s: Time in forward and sampling; 0 (not measured) teaches nothing.
+        """
+        if device_s <= 0.0:
+            return
+        if num_prefill_tokens:
+            share_s = device_s
+            if num_decode_rows and self._decode_s is not None:
+                share_s = max(0.1 * device_s, device_s - self._decode_s)
+            self._prefill_s = _PREFILL_MEMORY * self._prefill_s + share_s
+            self._prefill_tokens = _PREFILL_MEMORY * self._prefill_tokens + num_prefill_tokens
+        elif num_decode_rows:
+            self._decode_s = _averaged(self._decode_s, device_s)
+            self._decode_rows = _averaged(self._decode_rows or None, float(num_decode_rows))
+
+    def predict(self, *, num_decode_rows: int, num_prefill_tokens: int) -> float:
+        """Expected device time in seconds; 0 where nothing has been measured."""
+        decode_s = (self._decode_s or 0.0) if num_decode_rows else 0.0
+        return decode_s + num_prefill_tokens * self._prefill_token_s
+
+    def max_prefill_tokens(self, target_s: float) -> int | None:
+        """Prompt tokens that fit beside the decoding rows; None if no prompt has been measured."""
+        if self._prefill_token_s == 0.0:
+            return None
+        return max(0, int((target_s - (self._decode_s or 0.0)) / self._prefill_token_s))
+
+    @property
+    def _prefill_token_s(self) -> float:
+        return self._prefill_s / self._prefill_tokens if self._prefill_tokens else 0.0
+
+    @property
+    def prefill_tok_s(self) -> float:
+        """Prompt tokens a second; 0 = not measured."""
+        return 1.0 / self._prefill_token_s if self._prefill_token_s else 0.0
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Output tokens a second of all decoding rows together; 0 = not measured."""
+        return self._decode_rows / self._decode_s if self._decode_s else 0.0
+
+
+def _averaged(before: float | None, value: float) -> float:
+    if before is None:
+        return value
+    return _DECODE_MEMORY * before + (1.0 - _DECODE_MEMORY) * value
