@@ -159,7 +159,7 @@ class Engine:
 
     def load(self) -> LoadSnapshot:
         """State and counters."""
-        return self._core.load(now=self._now())
+        return self._core.load()
 
     def stalls_at(self) -> float | None:
         """Monotonic time at which the oldest step in flight counts as stalled."""
