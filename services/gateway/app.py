@@ -1,0 +1,209 @@
+"""The HTTP application: routes, and what stands in front of them."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.middleware.cors import CORSMiddleware
+
+from services import __version__
+from services.common.errors import Unavailable
+from services.gateway import http_errors, openapi
+from services.gateway.admission import Admission
+from services.gateway.auth import ApiKeys, RequireKey
+from services.gateway.exchange import Exchange, ExchangeContext, Planner
+from services.gateway.fleet import Fleet, Readiness
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai import replies
+from services.gateway.openai.chat import plan_chat
+from services.gateway.openai.completions import plan_completion
+from services.gateway.openai.models import model_list, one_model
+from services.gateway.openai.plan import Caller, Plan, PlanContext
+from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.request_id import HEADER, RequestIds
+
+DESCRIPTION = "OpenAI-compatible API of Sluiceway. Errors have OpenAI's envelope on every route."
+
+
+class Gateway:
+    """What the routes need."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        planning: PlanContext,
+        exchange: ExchangeContext,
+        started_at: int,
+    ) -> None:
+        """
+        Args:
+            fleet: What is known of tokenizers and engines.
+            admission: The door.
+            metrics: What /metrics shows.
+            planning: What plans are made with.
+            exchange: What exchanges use.
+            started_at: Unix seconds.
+        """
+        self.fleet = fleet
+        self.admission = admission
+        self.metrics = metrics
+        self.exchange = exchange
+        self.started_at = started_at
+        self._planning = planning
+
+    def planner(self, plan: Any) -> Planner:
+        """Bind what planning knows to ``plan_chat`` or ``plan_completion``."""
+
+        def make(body: dict[str, Any], caller: Caller) -> Plan:
+            made: Plan = plan(body, caller, self._planning, now=int(time.time()))
+            return made
+
+        return make
+
+    def readiness(self) -> Readiness:
+        """Whether a request would succeed."""
+        if self.admission.is_closed:
+            return Readiness(False, "the gateway is stopping", phase="stopping")
+        return self.fleet.readiness(now=time.monotonic())
+
+
+def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ...] = ()) -> FastAPI:
+    """Put the application together.
+
+    Args:
+        gateway: What the routes need.
+        keys: Who may call.
+        allowed_origins: Of browsers; none = no CORS headers.
+    """
+    app = FastAPI(
+        title="Sluiceway",
+        version=__version__,
+        description=DESCRIPTION,
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    _add_generation_routes(app, gateway)
+    _add_model_routes(app, gateway)
+    _add_operation_routes(app, gateway)
+    http_errors.install(app)
+    openapi.install(app)
+    if keys:
+        app.add_middleware(RequireKey, keys=keys)
+    if allowed_origins:
+        # Outside of the keys: a browser asks for permission (OPTIONS) without one.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "retry-after"],
+        )
+    app.add_middleware(RequestIds)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
+    route = partial(app.post, response_class=Response, tags=["generation"])
+    chat = gateway.planner(plan_chat)
+    completion = gateway.planner(plan_completion)
+
+    @route(
+        "/v1/chat/completions",
+        summary="Continue a conversation",
+        openapi_extra=openapi.body_of(ChatCompletionRequest),
+        responses=openapi.replies_of(replies.ChatCompletion, streams=True),
+    )
+    async def chat_completions() -> Response:
+        return Exchange(chat, gateway.exchange)
+
+    @route(
+        "/v1/completions",
+        summary="Continue a text",
+        openapi_extra=openapi.body_of(CompletionRequest),
+        responses=openapi.replies_of(replies.Completion, streams=True),
+    )
+    async def completions() -> Response:
+        return Exchange(completion, gateway.exchange)
+
+
+def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
+    route = partial(app.get, response_class=Response, tags=["models"])
+
+    @route(
+        "/v1/models",
+        summary="Served models",
+        responses={200: {"model": replies.ModelList}} | openapi.errors_of(401),
+    )
+    async def models() -> Response:
+        return _json(model_list(gateway.fleet, created=gateway.started_at))
+
+    @route(
+        "/v1/models/{model:path}",
+        summary="One served model",
+        responses={200: {"model": replies.ModelObject}} | openapi.errors_of(401, 404),
+    )
+    async def model(request: Request) -> Response:
+        name = request.path_params["model"]
+        return _json(one_model(gateway.fleet, name, created=gateway.started_at))
+
+
+def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
+    route = partial(app.get, response_class=Response, tags=["operation"])
+
+    @route(
+        "/health",
+        summary="Readiness: would a request succeed?",
+        responses={
+            200: {"model": replies.HealthReply},
+            503: {"model": replies.NotReadyReply, "description": "Not ready; says what for."},
+        },
+    )
+    async def health() -> Response:
+        return _health(gateway.readiness())
+
+    @route(
+        "/live",
+        summary="Liveness: does this process answer?",
+        responses={200: {"model": replies.LiveReply}},
+    )
+    async def live() -> Response:
+        return _json({"status": "alive"})
+
+    @route("/version", summary="Version", responses={200: {"model": replies.VersionReply}})
+    async def version() -> Response:
+        return _json({"version": __version__})
+
+    @route(
+        "/metrics",
+        summary="Metrics for Prometheus",
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics() -> Response:
+        return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _health(readiness: Readiness) -> Response:
+    if readiness.is_ready:
+        return _json({"status": "ok"})
+    error = Unavailable(readiness.reason, retry_after_s=1)
+    body = orjson.loads(http_errors.envelope(error)) | {
+        "status": "not_ready",
+        "phase": readiness.phase,
+        "percent": readiness.percent,
+    }
+    return _json(body, status=error.http_status, headers=http_errors.error_headers(error))
+
+
+def _json(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        orjson.dumps(body), status_code=status, headers=headers, media_type="application/json"
+    )

@@ -1,0 +1,97 @@
+"""Reads a request body: bounded in bytes and in depth, strict JSON, an object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from services.common.errors import InvalidRequest, TooLarge
+from services.gateway.disconnect import ClientGone
+
+MAX_DEPTH = 128
+DISCARD_FACTOR = 4
+"""A body too large is still read, and thrown away, up to so many times the limit: a client that is
+cut off while it sends never sees the reply."""
+
+BodyContent = dict[str, Any]
+
+
+async def read_body(receive: Receive, *, headers: Headers, max_bytes: int) -> bytes:
+    """The whole body.
+
+    Args:
+        receive: ASGI.
+        headers: Of the request.
+        max_bytes: Largest body that is taken.
+
+    Raises:
+        TooLarge: It has more bytes.
+        InvalidRequest: It is not declared to be JSON.
+        ClientGone: The client left before it was complete.
+    """
+    _require_json(headers)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= max_bytes:
+            parts.append(part)
+        if not message.get("more_body", False) or size > max_bytes * DISCARD_FACTOR:
+            break
+    if size > max_bytes:
+        raise TooLarge(f"the body has more than the {max_bytes} bytes that are allowed")
+    return b"".join(parts)
+
+
+def _require_json(headers: Headers) -> None:
+    """A web page may send other types to any address without asking; JSON it may not."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise InvalidRequest(f"send the body as Content-Type: application/json, not {kind[:80]!r}")
+
+
+def parse_object(raw: bytes) -> BodyContent:
+    """Parse a JSON object.
+
+    Raises:
+        InvalidRequest: Not JSON (invalid UTF-8, lone surrogates and NaN are not), not an object, or
+            too deep.
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deeper_than(body, MAX_DEPTH):
+        raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} levels deep")
+    return body
+
+
+def _is_deeper_than(value: object, limit: int) -> bool:
+    """Level by level, so that depth costs no recursion."""
+    level: list[Iterable[object]] = [_children(value)]
+    for _ in range(limit):
+        level = [
+            _children(child)
+            for children in level
+            for child in children
+            if type(child) is list or type(child) is dict
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

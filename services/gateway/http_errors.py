@@ -1,0 +1,100 @@
+"""The one place where an error becomes HTTP: OpenAI's envelope, for ours and the framework's."""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from services.common.errors import (
+    InvalidRequest,
+    InvariantError,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    SluicewayError,
+    Unavailable,
+)
+from services.common.telemetry import get_logger
+
+DEFAULT_RETRY_AFTER_S = 1.0
+
+log = get_logger(__name__)
+
+
+def envelope(error: SluicewayError) -> bytes:
+    """The error as OpenAI's JSON object."""
+    return orjson.dumps(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.openai_type,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
+
+
+def error_headers(error: SluicewayError) -> dict[str, str]:
+    """Headers that belong to an error: when to try again."""
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and isinstance(error, Overloaded | Unavailable):
+        retry_after_s = DEFAULT_RETRY_AFTER_S
+    return {} if retry_after_s is None else {"retry-after": str(max(1, math.ceil(retry_after_s)))}
+
+
+def error_response(error: SluicewayError, *, headers: dict[str, str] | None = None) -> Response:
+    """A whole reply that says what went wrong."""
+    return Response(
+        envelope(error),
+        status_code=error.http_status,
+        headers=error_headers(error) | (headers or {}),
+        media_type="application/json",
+    )
+
+
+def error_event(error: SluicewayError) -> bytes:
+    """The error as the last line of an event stream; no [DONE] follows it."""
+    return b"data: " + envelope(error) + b"\n\n"
+
+
+def unexpected(error: BaseException) -> InvariantError:
+    """Log a bug and give what the client may know of it."""
+    debug_id = secrets.token_hex(6)
+    log.error("unexpected_error", debug_id=debug_id, exc_info=error)
+    return InvariantError(f"internal error; the log has it under debug id {debug_id}")
+
+
+def install(app: FastAPI) -> None:
+    """Have every error of the app answered in OpenAI's envelope."""
+    app.add_exception_handler(SluicewayError, _ours)
+    app.add_exception_handler(HTTPException, _framework)
+    app.add_exception_handler(Exception, _bug)
+
+
+async def _ours(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, SluicewayError)
+    return error_response(error)
+
+
+async def _framework(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return error_response(_of_status(error, request), headers=dict(error.headers or {}))
+
+
+def _of_status(error: HTTPException, request: Request) -> SluicewayError:
+    route = f"{request.method} {request.url.path}"
+    if error.status_code == NotFound.http_status:
+        return NotFound(f"no such route: {route}; /docs lists them")
+    if error.status_code == MethodNotAllowed.http_status:
+        return MethodNotAllowed(f"this route does not take this method: {route}")
+    return InvalidRequest(f"{route}: {error.detail}")
+
+
+async def _bug(_request: Request, error: Exception) -> Response:
+    return error_response(unexpected(error))

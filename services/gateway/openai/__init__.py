@@ -1,0 +1,1 @@
+"""OpenAI's JSON: what requests may say and what replies look like. Knows no sockets."""

@@ -1,0 +1,62 @@
+"""The ``prompt`` of a completions request: text, token ids, or a list of either."""
+
+from __future__ import annotations
+
+from services.common.errors import InvalidRequest
+from services.gateway.generation import IdsPrompt, TextPrompt
+
+MAX_TOKEN_ID = 2**32 - 1
+
+
+def parse_prompts(prompt: object, *, vocab_size: int) -> list[TextPrompt | IdsPrompt]:
+    """The prompts of a request.
+
+    Args:
+        prompt: As it came.
+        vocab_size: Of the model; 0 = not known.
+
+    Raises:
+        InvalidRequest: Of another type, empty, or with ids that the model does not have.
+    """
+    if isinstance(prompt, str):
+        return [_text(prompt, "prompt")]
+    if not isinstance(prompt, list):
+        raise InvalidRequest(
+            "prompt must be text, a list of token ids, or a list of either", param="prompt"
+        )
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty", param="prompt")
+    if type(prompt[0]) is int:
+        return [_ids(prompt, "prompt", vocab_size)]
+    return [_one(part, f"prompt[{index}]", vocab_size) for index, part in enumerate(prompt)]
+
+
+def _one(part: object, where: str, vocab_size: int) -> TextPrompt | IdsPrompt:
+    if isinstance(part, str):
+        return _text(part, where)
+    if isinstance(part, list):
+        return _ids(part, where, vocab_size)
+    raise InvalidRequest(f"{where} must be text or a list of token ids", param=where)
+
+
+def _text(text: str, where: str) -> TextPrompt:
+    if not text:
+        raise InvalidRequest(f"{where} must not be empty", param=where)
+    return TextPrompt(text)
+
+
+def _ids(ids: list[object], where: str, vocab_size: int) -> IdsPrompt:
+    if not ids:
+        raise InvalidRequest(f"{where} must not be empty", param=where)
+    last = vocab_size - 1 if vocab_size else MAX_TOKEN_ID
+    for index, token_id in enumerate(ids):
+        if type(token_id) is not int:
+            raise InvalidRequest(
+                f"{where}[{index}] must be a token id (an integer)", param=f"{where}[{index}]"
+            )
+        if not 0 <= token_id <= last:
+            raise InvalidRequest(
+                f"{where}[{index}]: token id {token_id} is not in the vocabulary (0..{last})",
+                param=f"{where}[{index}]",
+            )
+    return IdsPrompt(ids)  # type: ignore[arg-type]

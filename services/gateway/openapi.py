@@ -1,0 +1,75 @@
+"""The OpenAPI document: bodies are read by hand, so their schemas are put in by hand too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from services.gateway.openai.replies import ErrorReply
+from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
+
+_REF = "#/components/schemas/"
+_BODIES: tuple[type[BaseModel], ...] = (ChatCompletionRequest, CompletionRequest)
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """``openapi_extra`` of a route that takes ``model``."""
+    content = {"application/json": {"schema": {"$ref": _REF + model.__name__}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def replies_of(model: type[BaseModel], *, streams: bool) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of a route that generates text."""
+    done: dict[str, Any] = {"model": model, "description": "The answer, whole or as events."}
+    if streams:
+        done["content"] = {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n',
+            }
+        }
+    return {200: done} | errors_of(400, 401, 404, 413, 429, 500, 502, 503)
+
+
+def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """``responses`` for errors."""
+    return {status: {"model": ErrorReply, "description": _MEANING[status]} for status in statuses}
+
+
+_MEANING = {
+    400: "The request is wrong; param names the field.",
+    401: "No key, or a wrong one.",
+    404: "No such route, or no such model.",
+    413: "The body is too large.",
+    429: "Too many requests; see Retry-After.",
+    500: "A bug; the message has a debug id.",
+    502: "A worker was lost.",
+    503: "Not ready; see Retry-After.",
+}
+
+
+def install(app: FastAPI) -> None:
+    """Have the app's document contain the bodies."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    found = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    _, bodies = models_json_schema(
+        [(model, "validation") for model in _BODIES], ref_template=_REF + "{model}"
+    )
+    schemas = found.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(bodies["$defs"])
+    return found

@@ -1,0 +1,200 @@
+"""The gateway's process: uvicorn on our own event loop, the tokenizers' links, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.common.errors import ConfigError, InvalidRequest
+from services.common.lifecycle import Lifecycle
+from services.common.telemetry import get_logger
+from services.gateway.admission import Admission
+from services.gateway.app import Gateway, build_app
+from services.gateway.auth import ApiKeys
+from services.gateway.config import GatewayConfig
+from services.gateway.exchange import ExchangeContext
+from services.gateway.fleet import Fleet
+from services.gateway.http_errors import envelope
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.fields import UnknownFields
+from services.gateway.openai.plan import Limits, PlanContext
+from services.gateway.tokenizer_client import TokenizerClient
+
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+LAST_BYTES_S = 5
+"""How long uvicorn waits for replies to be taken after the drain."""
+
+log = get_logger(__name__)
+
+
+async def serve(config: GatewayConfig, life: Lifecycle) -> None:
+    """Serve until asked to stop, then drain.
+
+    Args:
+        config: Settings.
+        life: Says when to stop.
+
+    Raises:
+        ConfigError: The port is taken, or a key is malformed.
+    """
+    async with asyncio.TaskGroup() as group:
+        server = GatewayServer(config)
+        address = await server.start(group)
+        log.info("listening", address=address)
+        await life.stopping.wait()
+        await server.stop()
+
+
+class GatewayServer:
+    """One gateway: ``start``, then ``stop`` once."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """
+        Args:
+            config: Settings.
+
+        Raises:
+            ConfigError: A key is malformed.
+        """
+        fleet = Fleet()
+        self._config = config
+        self._client = TokenizerClient(
+            config.tokenizers, fleet=fleet, cluster_token=config.cluster_token
+        )
+        self._admission = Admission(config.max_in_flight)
+        app = assemble(config, fleet=fleet, client=self._client, admission=self._admission)
+        self._server = _Server(app)
+
+    async def start(self, group: asyncio.TaskGroup) -> str:
+        """Link up with the tokenizers and take connections.
+
+        Args:
+            group: Owns what runs until ``stop``.
+
+        Returns:
+            "host:port" with the real port.
+
+        Raises:
+            ConfigError: The port is taken.
+        """
+        listener = _listen(self._config.host, self._config.port)
+        self._links = group.create_task(self._client.run())
+        self._serving = group.create_task(self._server.serve(sockets=[listener]))
+        await self._server.listening.wait()
+        host, port = listener.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def stop(self) -> None:
+        """Take no more requests, let those inside end, and hang up."""
+        await self._admission.drain(self._config.drain_timeout_s)
+        self._server.should_exit = True
+        await self._serving
+        self._links.cancel()
+
+
+def assemble(
+    config: GatewayConfig, *, fleet: Fleet, client: TokenizerClient, admission: Admission
+) -> FastAPI:
+    """The application of a config.
+
+    Args:
+        config: Settings.
+        fleet: What ``client`` keeps up to date.
+        client: Link to the tokenizers.
+        admission: The door.
+    """
+    metrics = GatewayMetrics(fleet, admission)
+    planning = PlanContext(
+        fleet=fleet,
+        limits=Limits(
+            max_n=config.max_n,
+            max_choices=config.max_choices,
+            trust_request_chat_template=config.trust_request_chat_template,
+        ),
+        unknown_fields=UnknownFields(),
+        # Without a cluster token there is one gateway: a secret of its own does.
+        namespace_secret=(config.cluster_token or secrets.token_hex(16)).encode(),
+    )
+    exchange = ExchangeContext(
+        client=client,
+        admission=admission,
+        metrics=metrics,
+        max_body_bytes=config.max_body_bytes,
+    )
+    gateway = Gateway(
+        fleet=fleet,
+        admission=admission,
+        metrics=metrics,
+        planning=planning,
+        exchange=exchange,
+        started_at=int(time.time()),
+    )
+    return build_app(gateway, keys=ApiKeys(config.api_key), allowed_origins=config.allowed_origins)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+        ) from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling; ``listening`` is set once connections are taken."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=LAST_BYTES_S,
+            )
+        )
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to ``common/lifecycle.py``."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets=sockets)
+        self.listening.set()
+
+
+class _Protocol(HttpToolsProtocol):
+    """HTTP/1.1; what is no HTTP at all is answered in OpenAI's envelope too."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that cannot be parsed, and hang up."""
+        body = envelope(InvalidRequest(msg))
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

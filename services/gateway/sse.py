@@ -1,0 +1,42 @@
+"""Server-sent events: headers once, then bytes that are events already.
+
+The hot path: no models, no copies.
+"""
+
+from __future__ import annotations
+
+from starlette.types import Send
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies of the nginx kind would hold the events back.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """One streamed reply: ``start``, ``write`` as often as needed, ``end``."""
+
+    def __init__(self, send: Send) -> None:
+        """
+        Args:
+            send: ASGI; it waits while the client does not read.
+        """
+        self.send = send
+        self.has_started = False
+
+    async def start(self) -> None:
+        """Send status 200 and the headers."""
+        await self.send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        self.has_started = True
+
+    async def write(self, events: bytes) -> None:
+        """Send whole events (``data: ...`` and a blank line); nothing if there are none."""
+        if events:
+            await self.send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self, last: bytes) -> None:
+        """Send the last event and close the reply."""
+        await self.send({"type": "http.response.body", "body": last, "more_body": False})
