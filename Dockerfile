@@ -1,0 +1,51 @@
+# One image per service: `docker build --target gateway .` and so on. A target holds its extra only,
+# so the gateway's image has no torch.
+#
+# PIP_FIND_LINKS: a folder or URL of wheels; `wheels/` (git-ignored, may be empty) is offered as /wheels.
+# A CPU build of torch put there keeps pip from fetching the CUDA build.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS base
+ARG PIP_FIND_LINKS=/wheels
+ARG PIP_CERT
+ENV PIP_FIND_LINKS=${PIP_FIND_LINKS} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
+    PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0 VIRTUAL_ENV=/opt/sluiceway PATH=/opt/sluiceway/bin:$PATH
+RUN python3 -m venv /opt/sluiceway
+WORKDIR /app
+# The pattern keeps the line valid when there is no wheels folder.
+COPY constraints.txt wheel[s]/ /wheels/
+COPY pyproject.toml README.md constraints.txt ./
+COPY services ./services
+RUN pip install -c constraints.txt . && useradd --create-home sluiceway
+
+FROM base AS kvstore
+RUN pip install -c constraints.txt '.[kvstore]'
+USER sluiceway
+ENTRYPOINT ["python", "-m", "services.kvstore"]
+
+FROM base AS scheduler
+RUN pip install -c constraints.txt '.[scheduler]'
+USER sluiceway
+ENTRYPOINT ["python", "-m", "services.scheduler"]
+
+FROM base AS tokenizer
+RUN pip install -c constraints.txt '.[tokenizer]'
+USER sluiceway
+ENTRYPOINT ["python", "-m", "services.tokenizer"]
+
+FROM base AS gateway
+RUN pip install -c constraints.txt '.[gateway]'
+USER sluiceway
+ENTRYPOINT ["python", "-m", "services.gateway"]
+
+FROM base AS worker
+RUN pip install -c constraints.txt torch==2.13.0 && pip install -c constraints.txt '.[worker]'
+USER sluiceway
+ENTRYPOINT ["python", "-m", "services.worker"]
+
+# The one-shot that fills the model volume.
+FROM worker AS model
+USER root
+RUN pip install -c constraints.txt '.[pull]' && mkdir /models && chown sluiceway /models
+USER sluiceway
+ENTRYPOINT ["python", "-m", "services.pull"]
