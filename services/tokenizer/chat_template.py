@@ -1,9 +1,10 @@
 """Renders a chat with the model's Jinja template, to the same text as transformers renders it.
 
-The environment (sandbox, trimming, ``tojson``, ``raise_exception``, ``strftime_now``, loop controls, the
-``generation`` tag) is the one that templates on the hub are written for. Templates are code from strangers:
-they see plain JSON values only, and run in Jinja's immutable sandbox.
-Knows nothing of tokens; ``messages.py`` brings OpenAI's messages into the shape that templates expect.
+The environment (sandbox, trimming, ``tojson``, ``raise_exception``, ``strftime_now``, loop
+controls, the ``generation`` tag) is the one that templates on the hub are written for. Templates
+are code from strangers: they see plain JSON values only, and run in Jinja's immutable sandbox.
+Knows nothing of tokens; ``messages.py`` brings OpenAI's messages into the shape that templates
+expect.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class ChatTemplate:
             InvalidRequest: The template refuses the chat or fails on it.
         """
         messages = [dict(message) for message in chat.messages]
-        ending = _open_final_message(messages, self._source) if chat.continue_final_message else None
+        ending = (
+            _open_final_message(messages, self._source) if chat.continue_final_message else None
+        )
         variables = {**self._special_tokens, **chat.template_kwargs}
         try:
             text = self._template.render(
@@ -104,7 +107,8 @@ class ChatTemplates:
     def __init__(self, sources: Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
         """
         Args:
-            sources: Jinja source by name ("default", "tool_use", ...); empty = no chat with this model.
+            sources: Jinja source by name ("default", "tool_use", ...); empty = no chat with this
+                model.
             special_tokens: Variables such as ``bos_token``.
 
         Raises:
@@ -166,8 +170,8 @@ def special_tokens(model_dir: Path, settings: Mapping[str, Any]) -> dict[str, st
     """Named special tokens (``bos_token``, ...) that a template may use.
 
     Args:
-        model_dir: Where ``special_tokens_map.json`` may be; read only if ``settings`` is of the old form
-            without ``added_tokens_decoder``.
+        model_dir: Where ``special_tokens_map.json`` may be; read only if ``settings`` is of the old
+            form without ``added_tokens_decoder``.
         settings: Contents of ``tokenizer_config.json``.
     """
     merged = dict(settings)
@@ -256,7 +260,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}...{% endgeneration %}`` marks what a model is trained on; here it is no change."""
+    """``{% generation %}...{% endgeneration %}`` marks training text; here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -281,7 +285,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """``namespace(...)`` that takes no names beginning with an underscore, the way out of the sandbox."""
+    """``namespace(...)`` without names that begin with "_", the way out of the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # No named parameter at all, so that a template may write namespace(self=...).
@@ -308,7 +312,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own filter it does not escape HTML characters, and it takes ``json.dumps``'s options."""
+    """Unlike Jinja's own filter it escapes no HTML and takes the options of ``json.dumps``."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -323,7 +327,7 @@ def _strftime_now(format: str) -> str:
 
 
 def _iterates_over_content(source: str) -> bool:
-    """Whether the template has a loop over a message's ``content``, so takes it as a list of parts."""
+    """Whether the template loops over a message's ``content``, so takes it as a list of parts."""
     tree = _environment().parse(source)
     return any(_reads_content(loop.iter) for loop in tree.find_all(nodes.For))
 

@@ -28,18 +28,19 @@ class TokenizerConfig(ServiceConfig):
     )
     schedulers: tuple[str, ...] = Field(
         ("127.0.0.1:50052",),
-        description="Addresses of the schedulers, host:port or dns:///name:port; a Session is kept to each.",
+        description="Addresses of the schedulers (host:port or dns:///name:port); a Session is "
+        "kept to each.",
     )
     kvstores: tuple[str, ...] = Field(
         (),
-        description="Addresses of the KV index, asked which scheduler has a prompt cached; none = load decides.",
+        description="Addresses of the KV index, asked who has a prompt cached; may be none.",
     )
     encode_threads: int = Field(
         2, ge=1, le=64, description="Threads that render templates and encode long prompts."
     )
     trust_request_chat_template: bool = Field(
         False,
-        description="Whether a request may bring its own chat template, which can burn any amount of CPU.",
+        description="Whether requests may bring a chat template, which can burn any amount of CPU.",
     )
     max_choices: int = Field(
         128, ge=1, description="Most choices (n) that one request may ask for."

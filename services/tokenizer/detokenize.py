@@ -1,12 +1,13 @@
 """Turns the output tokens of one choice into text, token by token.
 
-Joined, the pieces are the decoder's text of the whole output, whatever the chunks: a character whose
-bytes are spread over several tokens comes out when it is complete, U+FFFD only for bytes that cannot
-become a character, and nothing of the prompt.
+Joined, the pieces are the decoder's text of the whole output, whatever the chunks: a character
+whose bytes are spread over several tokens comes out when it is complete, U+FFFD only for bytes that
+cannot become a character, and nothing of the prompt.
 
 Two ways, one seam. Where tokens are bytes (``token_bytes.py``; every byte-level and SentencePiece
-tokenizer) an incremental UTF-8 decoder does it in a fraction of a microsecond and cannot fail. Other
-decoders look at neighbours: there a window of tokens is decoded again and the difference is the piece.
+tokenizer) an incremental UTF-8 decoder does it in a fraction of a microsecond and cannot fail.
+Other decoders look at neighbours: there a window of tokens is decoded again and the difference is
+the piece.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def new_detokenizer(
     Args:
         tokenizer: The model's.
         table: Its ``token_bytes``.
-        prompt_ids: What the output follows. A character that the prompt left incomplete is completed by
-            the output; nothing else of the prompt enters.
+        prompt_ids: What the output follows. A character that the prompt left incomplete is
+            completed by the output; nothing else of the prompt enters.
         skip_special_tokens: Whether special tokens have no text.
     """
     if not table.is_exact:
@@ -87,7 +88,7 @@ class ByteDetokenizer:
         return self._decode(b"", True)
 
     def _resume_prompt_character(self, raw: bytes) -> None:
-        """Take over the prompt's incomplete character if the output goes on with it, else forget it."""
+        """Take over the prompt's incomplete character if the output goes on with it."""
         tail, self._prompt_tail = self._prompt_tail, b""
         longer = tail + raw[:1]
         if _incomplete_length(longer) == len(longer) or _is_utf8(longer):
@@ -97,8 +98,8 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For decoders that must see the neighbours of a token.
 
-    Follows the two-offset method of text-generation-inference: tokens before ``_read`` have been given
-    out as text; those from ``_prefix`` on are decoded again as the context of what follows.
+    Follows the two-offset method of text-generation-inference: tokens before ``_read`` have been
+    given out as text; those from ``_prefix`` on are decoded again as the context of what follows.
     """
 
     __slots__ = ("_context", "_new", "_skip", "_tokenizer")

@@ -1,7 +1,8 @@
 """Brings a chat as OpenAI clients send it into the shape that chat templates are written for.
 
 Templates expect what transformers passes them: no ``None`` values, text as one string (unless the
-template itself loops over parts), the arguments of tool calls as an object. Refuses what is not a chat.
+template itself loops over parts), the arguments of tool calls as an object. Refuses what is not a
+chat.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def parse_messages(messages_json: str, *, keep_parts: bool) -> list[JsonObject]:
 
     Args:
         messages_json: A JSON list of messages.
-        keep_parts: Whether the template takes a list of parts as content; else their texts are joined
-            with line breaks.
+        keep_parts: Whether the template takes a list of parts as content; else their texts are
+            joined with line breaks.
 
     Raises:
         InvalidRequest: Not JSON, not a list of messages, no messages, or a part that is not text.
@@ -97,9 +98,7 @@ def _content(content: Any, *, where: str, keep_parts: bool) -> str | list[JsonOb
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequest(
-            f"{where}.content must be text or a list of parts", param="messages"
-        )
+        raise InvalidRequest(f"{where}.content must be text or a list of parts", param="messages")
     texts = [_part_text(part, where=where) for part in content]
     return [{"type": "text", "text": text} for text in texts] if keep_parts else "\n".join(texts)
 

@@ -1,9 +1,9 @@
 """Searches the text of one choice for stop strings, one piece after the other.
 
-Each stop string is matched by an automaton that reads one character at a time (Knuth, Morris and Pratt
-1977), so the answer cannot depend on how the text was cut into pieces, and the number of characters that
-may yet turn out to belong to a stop is known exactly: those, and no more, are held back.
-Knows nothing of tokens: ``text_output.py`` decides which text is searched.
+Each stop string is matched by an automaton that reads one character at a time (Knuth, Morris and
+Pratt 1977), so the answer cannot depend on how the text was cut into pieces, and the number of
+characters that may yet turn out to belong to a stop is known exactly: those, and no more, are held
+back. Knows nothing of tokens: ``text_output.py`` decides which text is searched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StopHit:
 
 
 class StopSearch:
-    """Finds the stop string that is completed first; of several at one place, the first in the list."""
+    """Finds the stop string that is completed first; of several, the first in the list."""
 
     __slots__ = ("_fallbacks", "_matched", "_stops")
 

@@ -1,7 +1,7 @@
 """The text of one choice: detokenized, searched for stop strings, released as far as it is certain.
 
-Equal for any chunking: tokens are taken one by one, and the first ``min_tokens`` of them are never part
-of a stop string.
+Equal for any chunking: tokens are taken one by one, and the first ``min_tokens`` of them are never
+part of a stop string.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Released:
 
     Attributes:
         text: To be shown now.
-        num_tokens: How many of the tokens were used: all, or up to the one that completed a stop string.
+        num_tokens: How many of the tokens were used: all, or up to the one that completed a stop
+            string.
         stop: The stop string that ended the text.
     """
 
@@ -73,7 +74,7 @@ class TextOutput:
         return Released(text, len(token_ids))
 
     def finish(self) -> str:
-        """The rest of the text when no token follows: what was held back, an incomplete character."""
+        """The rest of the text: what was held back, and U+FFFD for an incomplete character."""
         rest = self._held + self._detokenizer.flush()
         self._held = ""
         return rest

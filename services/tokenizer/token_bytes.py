@@ -1,8 +1,8 @@
 """The bytes that each token id stands for, read off a tokenizer's own decoder.
 
-A byte-level or SentencePiece decoder maps every token to bytes without looking at its neighbours; the
-text of a sequence is those bytes joined and read as UTF-8. Other decoders (WordPiece, say) cannot be
-taken apart so: they have no table.
+A byte-level or SentencePiece decoder maps every token to bytes without looking at its neighbours;
+the text of a sequence is those bytes joined and read as UTF-8. Other decoders (WordPiece, say)
+cannot be taken apart so: they have no table.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class TokenBytes:
     Attributes:
         shown: Per token id, its bytes; empty for ids that the tokenizer does not know.
         skipped: The same, but special tokens are empty.
-        is_exact: Whether joining the bytes and reading them as UTF-8 gives the decoder's text. If not,
-            the bytes are good for showing one token alone, not for making text.
+        is_exact: Whether joining the bytes and reading them as UTF-8 gives the decoder's text. If
+            not, the bytes are good for showing one token alone, not for making text.
     """
 
     shown: Sequence[bytes]
@@ -44,7 +44,9 @@ def token_bytes(tokenizer: Tokenizer, *, vocab_size: int) -> TokenBytes:
     """
     to_bytes = _decoder_to_bytes(json.loads(tokenizer.to_str()).get("decoder"))
     special = {
-        token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
     }
     size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
     tokens = [tokenizer.id_to_token(token_id) for token_id in range(size)]
@@ -55,14 +57,16 @@ def token_bytes(tokenizer: Tokenizer, *, vocab_size: int) -> TokenBytes:
 
 
 def _decoder_to_bytes(decoder: dict[str, Any] | None) -> ToBytes | None:
-    """How the decoder spells a token in the middle of a text; ``None`` = it needs the neighbours."""
+    """How the decoder spells a token inside a text; ``None`` = it needs the neighbours."""
     parts = _flatten(decoder)
     kinds = {part["type"] for part in parts}
     if kinds == {"ByteLevel"}:
         return _from_byte_level
     if not kinds or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         return None
-    replacements = [_replacement(part) for part in parts if part["type"] in ("Replace", "Metaspace")]
+    replacements = [
+        _replacement(part) for part in parts if part["type"] in ("Replace", "Metaspace")
+    ]
     if None in replacements or not _strips_only_the_start(parts):
         return None
     pairs = [pair for pair in replacements if pair is not None]

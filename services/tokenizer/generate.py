@@ -1,0 +1,179 @@
+"""Carries out one request: check it, make its prompt, choose a scheduler, stream its text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from services.common.errors import WorkerLost
+from services.common.sampling import SamplingParams
+from services.tokenizer import metrics
+from services.tokenizer.encode import Encoder
+from services.tokenizer.generation import Delta, Generation
+from services.tokenizer.prompt import ChatPrompt, PromptReader
+from services.tokenizer.request import (
+    GenerateRequest,
+    bad_words_ids,
+    require_valid,
+    truncate,
+    with_room,
+)
+from services.tokenizer.routing import Engine, Route, Router, usable
+from services.tokenizer.session import Session, TokenStream
+from services.tokenizer.text_output import TextOutput
+from services.tokenizer.tokens import AbortReason, NewChoice, Submission
+
+
+class Generator:
+    """Serves requests for text, any number at once."""
+
+    def __init__(
+        self,
+        *,
+        encoder: Encoder,
+        prompts: PromptReader,
+        router: Router,
+        engines: Callable[[], Sequence[Engine]],
+        session_with: Callable[[str], Session | None],
+        text_fp: str,
+        max_choices: int,
+    ) -> None:
+        """
+        Args:
+            encoder: The model's tokenizer.
+            prompts: Makes token ids of prompts.
+            router: Chooses among schedulers.
+            engines: Every engine there is now.
+            session_with: The Session with a scheduler, by its address.
+            text_fp: Our fingerprint.
+            max_choices: Most choices that one request may ask for.
+        """
+        self._encoder = encoder
+        self._prompts = prompts
+        self._router = router
+        self._engines = engines
+        self._session_with = session_with
+        self._text_fp = text_fp
+        self._max_choices = max_choices
+
+    async def deltas(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        """The text of a request; the first delta is the sign of its admission.
+
+        Closing the iterator gives up whatever has not ended.
+
+        Raises:
+            SluicewayError: It is refused. After the first delta, errors are finishes of choices.
+        """
+        require_valid(request, vocab_size=self._encoder.vocab_size, max_choices=self._max_choices)
+        started = asyncio.get_running_loop().time()
+        engines = usable(self._engines(), text_fp=self._text_fp)
+        prompt_ids, sampling = await self._prompt_and_sampling(request, engines)
+        route = await self._router.route(
+            engines, prompt_ids, cache_namespace=request.cache_namespace
+        )
+        elapsed = asyncio.get_running_loop().time() - started
+        submission = _submission(request, prompt_ids, sampling, route, elapsed_s=elapsed)
+        generation = self._generation(request, prompt_ids, sampling)
+        metrics.PROMPT_TOKENS.inc(len(prompt_ids))
+        with self._router.booked(route, num_tokens=len(prompt_ids)) as booking:
+            async with self._session(route).submit(submission, generation) as stream:
+                with _expiry(submission.deadline_s, generation, stream):
+                    while (delta := await generation.next()) is not None:
+                        booking.release()
+                        yield delta
+
+    def _session(self, route: Route) -> Session:
+        session = self._session_with(route.scheduler)
+        if session is None:
+            raise WorkerLost(f"the scheduler at {route.scheduler} was lost")
+        return session
+
+    async def _prompt_and_sampling(
+        self, request: GenerateRequest, engines: Sequence[Engine]
+    ) -> tuple[Sequence[int], SamplingParams]:
+        max_model_len = min(engine.max_model_len for engine in engines)
+        prompt_ids = truncate(
+            await self._prompts.token_ids(request.prompt),
+            keep=request.truncate_prompt_tokens,
+            max_tokens=request.sampling.max_tokens,
+            max_model_len=max_model_len,
+        )
+        sampling = with_room(
+            request.sampling,
+            num_prompt_tokens=len(prompt_ids),
+            max_model_len=max_model_len,
+            param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+        )
+        if request.bad_words:
+            words = bad_words_ids(request.bad_words, self._encoder)
+            sampling = replace(sampling, bad_words_ids=sampling.bad_words_ids + words)
+        return prompt_ids, sampling
+
+    def _generation(
+        self, request: GenerateRequest, prompt_ids: Sequence[int], sampling: SamplingParams
+    ) -> Generation:
+        outputs = {
+            index: TextOutput(
+                self._encoder.detokenizer(
+                    prompt_ids, skip_special_tokens=request.skip_special_tokens
+                ),
+                stops=request.stop,
+                include_stop=request.include_stop,
+                min_tokens=sampling.min_tokens,
+            )
+            for index in range(request.n)
+        }
+        return Generation(
+            prompt_ids,
+            outputs,
+            eos_token_ids=self._encoder.eos_token_ids,
+            include_stop=request.include_stop,
+        )
+
+
+def _submission(
+    request: GenerateRequest,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    route: Route,
+    *,
+    elapsed_s: float,
+) -> Submission:
+    deadline_s = request.deadline_s
+    return Submission(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        model=request.model,
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        choices=[NewChoice(index) for index in range(request.n)],
+        trace=request.trace,
+        constraint=request.constraint,
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_namespace=request.cache_namespace,
+        deadline_s=None if deadline_s is None else max(deadline_s - elapsed_s, 0.0),
+        prediction=route.prediction,
+    )
+
+
+@contextmanager
+def _expiry(
+    deadline_s: float | None, generation: Generation, stream: TokenStream
+) -> Iterator[None]:
+    """Give the request up when its time is over. The scheduler does so too, unless it hangs."""
+    if deadline_s is None:
+        yield
+        return
+
+    def expire() -> None:
+        generation.expire()
+        stream.abort(AbortReason.DEADLINE)
+
+    timer = asyncio.get_running_loop().call_later(deadline_s, expire)
+    try:
+        yield
+    finally:
+        timer.cancel()
