@@ -1,19 +1,21 @@
 """The attention seam: what a backend is given and what it must do.
 
 A backend lives in a file of this folder; the file's name is its name, and the file has one function
-``build(spec: AttentionSpec) -> AttentionBackend`` that raises ``ConfigError`` for what it cannot do.
-Once a step the runner calls ``backend.begin_step(batch)``; the model's layers then call ``attend`` on the
-``AttentionStep`` that came back, each with its own cache tensor. A backend knows neither requests nor
-models.
+``build(spec: AttentionSpec) -> AttentionBackend`` that raises ``ConfigError`` for what it cannot
+do. Once a step the runner calls ``backend.begin_step(batch)``; the model's layers then call
+``attend`` on the ``AttentionStep`` that came back, each with its own cache tensor. A backend knows
+neither requests nor models.
 
-The KV cache of a layer is ``[2, num_blocks, block_size, num_kv_heads, head_size]`` (keys, then values),
-after PagedAttention (Kwon et al. 2023, section 4.1). A *slot* is ``block_id * block_size + offset``.
+The KV cache of a layer is ``[2, num_blocks, block_size, num_kv_heads, head_size]`` (keys, then
+values), after PagedAttention (Kwon et al. 2023, section 4.1). A *slot* is ``block_id * block_size +
+offset``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -44,9 +46,9 @@ class AttentionSpec:
 class AttentionBatch:
     """One step's requests, as attention sees them.
 
-    Request ``i`` owns the query tokens ``query_start_loc[i] : query_start_loc[i + 1]``: the last ones of
-    its ``seq_lens[i]`` tokens of context. Tokens past ``query_start_loc[-1]`` are padding: nothing is
-    written for them and what is attended for them is undefined.
+    Request ``i`` owns the query tokens ``query_start_loc[i] : query_start_loc[i + 1]``: the last
+    ones of its ``seq_lens[i]`` tokens of context. Tokens past ``query_start_loc[-1]`` are padding:
+    nothing is written for them and what is attended for them is undefined.
 
     Attributes:
         query_start_loc: ``[num_reqs + 1]`` int32.
@@ -54,7 +56,7 @@ class AttentionBatch:
         block_table: ``[num_reqs, max_blocks]`` int32; what lies past a request's blocks is 0.
         slot_mapping: ``[num_tokens]`` int64, the slot of each token.
         query_start_loc_cpu: The same as a Python list: planning must not read the device.
-        seq_lens_cpu: The same as a Python list; on a device it may be an upper bound.
+        seq_lens_cpu: The same as a Python list.
     """
 
     query_start_loc: torch.Tensor
@@ -78,7 +80,7 @@ class AttentionBatch:
     def query_lens(self) -> list[int]:
         """Query tokens of each request."""
         starts = self.query_start_loc_cpu
-        return [end - start for start, end in zip(starts, starts[1:], strict=False)]
+        return [end - start for start, end in pairwise(starts)]
 
     @property
     def max_query_len(self) -> int:
@@ -106,8 +108,8 @@ class AttentionStep(Protocol):
     ) -> torch.Tensor:
         """Write the layer's new keys and values, then attend.
 
-        *All* of the layer's keys and values are written before any is read: two requests of one step
-        may share blocks that this very step fills.
+        *All* of the layer's keys and values are written before any is read: two requests of one
+        step may share blocks that this very step fills.
 
         Args:
             query: ``[num_tokens, num_heads, head_size]``, rotated.

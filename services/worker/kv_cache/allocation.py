@@ -11,8 +11,8 @@ from services.worker.kv_cache.spec import KvCacheSpec
 def allocate(spec: KvCacheSpec, num_blocks: int, *, device: torch.device) -> list[torch.Tensor]:
     """Allocate the cache, filled with zeros.
 
-    Zeros, because what masking hides is still multiplied: memory that happened to hold NaN would poison
-    every row that is padded with the null block (id 0, which nobody writes).
+    Zeros, because what masking hides is still multiplied: memory that happened to hold NaN would
+    poison every row that is padded with the null block (id 0, which nobody writes).
 
     Args:
         spec: Shape of the cache.
@@ -26,7 +26,9 @@ def allocate(spec: KvCacheSpec, num_blocks: int, *, device: torch.device) -> lis
         ConfigError: Fewer than 2 blocks, or the memory cannot be had.
     """
     if num_blocks < 2:
-        raise ConfigError(f"{num_blocks} KV blocks: one is the null block, so at least 2 are needed")
+        raise ConfigError(
+            f"{num_blocks} KV blocks: one is the null block, so at least 2 are needed"
+        )
     try:
         return [
             torch.zeros(spec.layer_shape(num_blocks), dtype=spec.dtype, device=device)

@@ -8,8 +8,40 @@ from pathlib import Path
 
 import torch
 
-from services.worker.attention.base import AttentionBackend
-from services.worker.models.base import CausalLM, ModelConfig
+from services.common.fingerprint import eos_token_ids
+from services.common.plugins import load_plugin
+from services.common.telemetry import get_logger
+from services.worker.attention.base import AttentionBackend, AttentionSpec
+from services.worker.layers.linear_kernel import linear_kernel_for
+from services.worker.loader.checkpoint import Checkpoint
+from services.worker.loader.dtype import named_dtype, resolve_dtype
+from services.worker.loader.weights import fill_slots
+from services.worker.models.base import CausalLM, HfConfig, ModelConfig
+
+_MODELS = "services.worker.models"
+_ATTENTION = "services.worker.attention"
+
+_MEANINGLESS_KEYS = frozenset(
+    (
+        "_name_or_path",
+        "attention_dropout",
+        "attn_implementation",
+        "bos_token_id",
+        "eos_token_id",
+        "initializer_range",
+        "max_window_layers",
+        "pad_token_id",
+        "pretraining_tp",
+        "rope_interleaved",
+        "sliding_window",
+        "transformers_version",
+        "use_cache",
+        "use_sliding_window",
+    )
+)
+"""Keys of config.json that change nothing here: of training, padding, or a feature left off."""
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +86,73 @@ def load_model(
         ConfigError: The directory, family, dtype or a feature of the model is not supported, or a
             tensor is missing, unexpected or of the wrong shape; the message names it.
     """
-    raise NotImplementedError
+    raw = HfConfig.load(model_dir / "config.json")
+    family = load_plugin(_MODELS, raw.text("model_type"), what="model_type")
+    config: ModelConfig = family.read_config(raw)
+    checkpoint = Checkpoint.open(model_dir)
+    torch_dtype = resolve_dtype(dtype, checkpoint=_stored_dtype(raw, checkpoint), device=device)
+    _warn_of_unread(raw)
+    attention = _build_attention(
+        attention_backend, config, block_size=block_size, dtype=torch_dtype, device=device
+    )
+    model: CausalLM = family.build(config, dtype=torch_dtype, device=device)
+    fill_slots(
+        model.weight_slots(), checkpoint, is_head_tied=config.tie_word_embeddings, report=report
+    )
+    model.finish_loading()
+    log.info(
+        "model_loaded",
+        model_type=config.model_type,
+        dtype=str(torch_dtype),
+        size_bytes=checkpoint.size_bytes,
+        linear_kernel=linear_kernel_for(torch_dtype, device).name,
+    )
+    return LoadedModel(
+        model=model,
+        config=config,
+        attention=attention,
+        dtype=torch_dtype,
+        eos_token_ids=eos_token_ids(model_dir),
+    )
+
+
+def weight_dtype(model_dir: Path, *, dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype that ``load_model`` would give the model, without loading it.
+
+    Args:
+        model_dir: As ``load_model``.
+        dtype: As ``load_model``.
+        device: As ``load_model``.
+
+    Raises:
+        ConfigError: As ``load_model``.
+    """
+    stored = _stored_dtype(HfConfig.load(model_dir / "config.json"), Checkpoint.open(model_dir))
+    return resolve_dtype(dtype, checkpoint=stored, device=device)
+
+
+def _stored_dtype(raw: HfConfig, checkpoint: Checkpoint) -> torch.dtype:
+    """What config.json names (``torch_dtype`` before transformers 5), else the tensors' own."""
+    name = raw.text("dtype", raw.text("torch_dtype", ""))
+    return named_dtype(name) if name else checkpoint.dtype
+
+
+def _build_attention(
+    name: str, config: ModelConfig, *, block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionBackend:
+    spec = AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        block_size=block_size,
+        dtype=dtype,
+        device=device,
+    )
+    backend: AttentionBackend = load_plugin(_ATTENTION, name, what="attention backend").build(spec)
+    return backend
+
+
+def _warn_of_unread(raw: HfConfig) -> None:
+    keys = [key for key in raw.unread if key not in _MEANINGLESS_KEYS]
+    if keys:
+        log.warning("config_keys_ignored", keys=keys)

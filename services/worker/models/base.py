@@ -14,6 +14,9 @@ from typing import Literal, Protocol
 import torch
 
 from services.worker.attention.base import AttentionStep
+from services.worker.models._hf_config import HfConfig
+
+__all__ = ["CausalLM", "HfConfig", "ModelConfig", "RopeConfig", "RopeType"]
 
 RopeType = Literal["default", "linear", "llama3"]
 

@@ -1,0 +1,61 @@
+"""A linear layer whose weight may hold several of the checkpoint's, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from services.worker.layers.linear_kernel import LinearKernel, make_linear_kernel
+
+
+class Linear:
+    """One matrix product for one or several projections of the same input.
+
+    Life: built empty, its slots filled, ``finish_loading``, then called.
+
+    Args:
+        in_size: Elements of an input row.
+        parts: Name → output elements of each projection, in the order of the output's columns.
+        bias: Whether every projection has one.
+        dtype: Of weights and activations.
+        device: Where.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        out_size = sum(parts.values())
+        self._parts = dict(parts)
+        self._weight: torch.Tensor | None = torch.empty(
+            out_size, in_size, dtype=dtype, device=device
+        )
+        self._bias = torch.empty(out_size, dtype=dtype, device=device) if bias else None
+        self._kernel: LinearKernel | None = None
+
+    def weight_slots(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Checkpoint name and place of each projection's weight and bias."""
+        assert self._weight is not None, "slots are filled before finish_loading"
+        row = 0
+        for name, size in self._parts.items():
+            yield f"{prefix}{name}.weight", self._weight[row : row + size]
+            if self._bias is not None:
+                yield f"{prefix}{name}.bias", self._bias[row : row + size]
+            row += size
+
+    def finish_loading(self) -> None:
+        """Hand the weight to the kernel for this dtype and device; the plain copy is let go."""
+        assert self._weight is not None, "finish_loading is called once"
+        self._kernel = make_linear_kernel(self._weight, self._bias)
+        self._weight = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``[num_tokens, in_size]`` → ``[num_tokens, out_size]``."""
+        assert self._kernel is not None, "finish_loading comes first"
+        return self._kernel(x)

@@ -1,0 +1,180 @@
+"""The blocks that families of the Llama kind are put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from services.worker.attention.base import AttentionStep
+from services.worker.layers.activation import silu_and_mul
+from services.worker.layers.linear import Linear
+from services.worker.layers.rms_norm import RmsNorm
+from services.worker.layers.rotary import Rotation
+from services.worker.models.base import ModelConfig
+
+Slots = Iterator[tuple[str, torch.Tensor]]
+
+
+class SelfAttention:
+    """Grouped-query attention with rotary positions; biases, q/k norms and window as configured."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._num_heads = config.num_heads
+        self._num_kv_heads = config.num_kv_heads
+        self._head_size = config.head_size
+        self._scale = config.head_size**-0.5
+        self._window = config.sliding_windows[layer]
+        q_size = config.num_heads * config.head_size
+        kv_size = config.num_kv_heads * config.head_size
+        self._qkv = Linear(
+            config.hidden_size,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=config.qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self._out = Linear(
+            q_size, {"o_proj": config.hidden_size}, bias=config.o_bias, dtype=dtype, device=device
+        )
+        self._norms: tuple[RmsNorm, RmsNorm] | None = None
+        if config.qk_norm:
+            self._norms = (
+                RmsNorm(config.head_size, eps=config.rms_norm_eps, dtype=dtype, device=device),
+                RmsNorm(config.head_size, eps=config.rms_norm_eps, dtype=dtype, device=device),
+            )
+
+    def weight_slots(self, prefix: str) -> Slots:
+        """Checkpoint names and places of all weights."""
+        yield from self._qkv.weight_slots(prefix)
+        yield from self._out.weight_slots(prefix)
+        if self._norms is not None:
+            yield from self._norms[0].weight_slots(f"{prefix}q_norm")
+            yield from self._norms[1].weight_slots(f"{prefix}k_norm")
+
+    def finish_loading(self) -> None:
+        """See ``CausalLM.finish_loading``."""
+        self._qkv.finish_loading()
+        self._out.finish_loading()
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        *,
+        rotation: Rotation,
+        kv_cache: torch.Tensor,
+        attention: AttentionStep,
+    ) -> torch.Tensor:
+        """``[num_tokens, hidden_size]`` → the same."""
+        heads = self._qkv(hidden).unflatten(-1, (-1, self._head_size))
+        # Queries and keys stand side by side in the fused output: one rotation does both.
+        num_rotated = self._num_heads + self._num_kv_heads
+        rotated = rotation.apply(self._normalised(heads[:, :num_rotated]))
+        attended = attention.attend(
+            rotated[:, : self._num_heads],
+            rotated[:, self._num_heads :],
+            heads[:, num_rotated:],
+            kv_cache=kv_cache,
+            scale=self._scale,
+            sliding_window=self._window,
+        )
+        return self._out(attended.flatten(1))
+
+    def _normalised(self, query_key: torch.Tensor) -> torch.Tensor:
+        if self._norms is None:
+            return query_key
+        query, key = query_key.split((self._num_heads, self._num_kv_heads), dim=1)
+        return torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
+
+
+class Mlp:
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        inner = config.intermediate_size
+        self._gate_up = Linear(
+            config.hidden_size,
+            {"gate_proj": inner, "up_proj": inner},
+            bias=config.mlp_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self._down = Linear(
+            inner,
+            {"down_proj": config.hidden_size},
+            bias=config.mlp_bias,
+            dtype=dtype,
+            device=device,
+        )
+
+    def weight_slots(self, prefix: str) -> Slots:
+        """Checkpoint names and places of all weights."""
+        yield from self._gate_up.weight_slots(prefix)
+        yield from self._down.weight_slots(prefix)
+
+    def finish_loading(self) -> None:
+        """See ``CausalLM.finish_loading``."""
+        self._gate_up.finish_loading()
+        self._down.finish_loading()
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[num_tokens, hidden_size]`` → the same."""
+        return self._down(silu_and_mul(self._gate_up(hidden)))
+
+
+class DecoderLayer:
+    """Attention, then MLP, each behind a norm (pre-norm)."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self._attention_norm = RmsNorm(size, eps=eps, dtype=dtype, device=device)
+        self._attention = SelfAttention(config, layer, dtype=dtype, device=device)
+        self._mlp_norm = RmsNorm(size, eps=eps, dtype=dtype, device=device)
+        self._mlp = Mlp(config, dtype=dtype, device=device)
+
+    def weight_slots(self, prefix: str) -> Slots:
+        """Checkpoint names and places of all weights."""
+        yield from self._attention_norm.weight_slots(f"{prefix}input_layernorm")
+        yield from self._attention.weight_slots(f"{prefix}self_attn.")
+        yield from self._mlp_norm.weight_slots(f"{prefix}post_attention_layernorm")
+        yield from self._mlp.weight_slots(f"{prefix}mlp.")
+
+    def finish_loading(self) -> None:
+        """See ``CausalLM.finish_loading``."""
+        self._attention.finish_loading()
+        self._mlp.finish_loading()
+
+    def __call__(
+        self,
+        added: torch.Tensor | None,
+        residual: torch.Tensor,
+        *,
+        rotation: Rotation,
+        kv_cache: torch.Tensor,
+        attention: AttentionStep,
+    ) -> torch.Tensor:
+        """Run the layer; ``residual`` is updated in place.
+
+        Args:
+            added: ``[num_tokens, hidden_size]``, what the layer before has yet to add to the
+                residual; ``None`` in the first layer.
+            residual: ``[num_tokens, hidden_size]``.
+            rotation: Of the step's positions.
+            kv_cache: This layer's.
+            attention: Of this step.
+
+        Returns:
+            What is yet to be added to the residual: the next norm adds and normalises in one go.
+        """
+        if added is None:
+            hidden = self._attention_norm(residual)
+        else:
+            hidden = self._attention_norm.add_and_norm(added, residual)
+        attended = self._attention(
+            hidden, rotation=rotation, kv_cache=kv_cache, attention=attention
+        )
+        return self._mlp(self._mlp_norm.add_and_norm(attended, residual))

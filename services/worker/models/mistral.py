@@ -1,0 +1,26 @@
+"""Mistral (Jiang et al. 2023): Llama with one sliding window for all layers."""
+
+from __future__ import annotations
+
+from services.worker.models._decoder import DecoderLM as build
+from services.worker.models._read_decoder import read_decoder_config
+from services.worker.models.base import HfConfig, ModelConfig
+
+__all__ = ["build", "read_config"]
+
+
+def read_config(raw: HfConfig) -> ModelConfig:
+    """Read config.json.
+
+    Raises:
+        ConfigError: It names a feature that is not supported.
+    """
+    window = 4096 if not raw.has("sliding_window") else raw.optional_integer("sliding_window")
+    return read_decoder_config(
+        raw,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        sliding_windows=lambda num_layers: [window] * num_layers,
+    )
