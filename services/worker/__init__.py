@@ -1,0 +1,1 @@
+"""The worker: a model, its KV tensors and its sampler, behind a stream that it dials itself."""

@@ -1,0 +1,157 @@
+"""Runs the model's work in a thread of its own, so that the I/O loop is never held up.
+
+``submit(step bytes) -> Future(result bytes)`` is the seam: one thread for one rank here, processes
+for several ranks later, and nothing above it changes. Jobs run one at a time, in the order of
+submission.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from services.common.errors import InvariantError
+from services.common.telemetry import get_logger
+from services.worker.convert import failure_to_bytes, result_to_bytes, step_from_bytes
+from services.worker.runner.model_runner import ModelRunner
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long one step took, in seconds, and what it did.
+
+    Attributes:
+        total_s: From taking it up to the serialised result.
+        device_s: Of that, in forward and sampling.
+        gap_s: From the end of the step before to the start of this one.
+        num_tokens: Tokens that went through the model.
+        num_rows: Rows in use after it.
+        has_failed: An exception ended it.
+    """
+
+    total_s: float
+    device_s: float
+    gap_s: float
+    num_tokens: int
+    num_rows: int
+    has_failed: bool
+
+
+class Executor:
+    """Owns the thread and, once ``load`` is done, the runner.
+
+    Any method may be called from any thread; the jobs they start run one after another.
+    """
+
+    def __init__(self, *, num_threads: int | None, on_step: Callable[[StepTimes], None]) -> None:
+        """
+        Args:
+            num_threads: Threads of one torch operation; ``None`` = torch's choice.
+            on_step: Told of every step, in the executor's thread.
+        """
+        self._pool = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="executor",
+            initializer=_set_threads,
+            initargs=(num_threads,),
+        )
+        self._on_step = on_step
+        self._runner: ModelRunner | None = None
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
+
+    def load(self, build: Callable[[], tuple[ModelRunner, T]]) -> Future[T]:
+        """Build the runner in the thread.
+
+        Args:
+            build: Returns it, and what the caller wants to know about it.
+        """
+
+        def job() -> T:
+            self._runner, facts = build()
+            return facts
+
+        return self._pool.submit(job)
+
+    def submit(self, frame: bytes) -> Future[bytes]:
+        """Run a step after those submitted before.
+
+        Args:
+            frame: A serialised ``ScheduledStep``.
+
+        Returns:
+            A serialised ``StepResult``; a step that raised is one too. The future itself fails only
+            if ``frame`` is no step, or no runner is loaded.
+        """
+        return self._pool.submit(self._step, frame)
+
+    def reset(self) -> Future[None]:
+        """Drop all rows once the steps submitted before are done."""
+        return self._pool.submit(self._reset)
+
+    def step_age_s(self) -> float:
+        """How long the step that runs now has been running; 0 if none does."""
+        started_at = self._started_at
+        return 0.0 if started_at is None else time.monotonic() - started_at
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that have a row."""
+        return 0 if self._runner is None else self._runner.num_rows
+
+    def close(self) -> None:
+        """Let the job that runs end and start no other."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _reset(self) -> None:
+        self._ended_at = None
+        if self._runner is not None:
+            self._runner.reset()
+
+    def _step(self, frame: bytes) -> bytes:
+        started = time.monotonic()
+        self._started_at = started
+        try:
+            return self._run(frame, started)
+        finally:
+            self._started_at = None
+            self._ended_at = time.monotonic()
+
+    def _run(self, frame: bytes, started: float) -> bytes:
+        if self._runner is None:
+            raise InvariantError("a step came before the model was loaded")
+        gap_s = 0.0 if self._ended_at is None else started - self._ended_at
+        step = step_from_bytes(frame)
+        device_s, num_tokens, has_failed = 0.0, 0, False
+        try:
+            output = self._runner.execute(step)
+            result = result_to_bytes(output, gap_s=gap_s)
+            device_s, num_tokens = output.device_s, output.num_tokens
+        except Exception as error:  # the one boundary that reports: a step fails, not the worker
+            log.exception("step_failed", step=step.step)
+            self._runner.forget(step)
+            result, has_failed = failure_to_bytes(step.step, error), True
+        self._on_step(
+            StepTimes(
+                total_s=time.monotonic() - started,
+                device_s=device_s,
+                gap_s=gap_s,
+                num_tokens=num_tokens,
+                num_rows=self._runner.num_rows,
+                has_failed=has_failed,
+            )
+        )
+        return result
+
+
+def _set_threads(num_threads: int | None) -> None:
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)

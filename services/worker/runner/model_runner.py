@@ -1,0 +1,287 @@
+"""Runs one step after another: applies what the step says to the rows, then forward, then sampling.
+
+Order of application (wire.md, section 4): ended rows, block copies, new rows, diffs, run. Knows no
+wire, no thread and no clock but the one that measures device time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.common.errors import InvariantError
+from services.worker.loader.load_model import LoadedModel
+from services.worker.runner.input_batch import InputBatch, build_input_batch
+from services.worker.runner.prompt_logprobs import PromptLogprobs
+from services.worker.runner.request_state import UNKNOWN, RequestStates
+from services.worker.runner.step_input import Ints, NewRow, Step
+from services.worker.runner.step_output import PromptLogprobChunk, StepOutput
+from services.worker.sampling.base import LogitRows, to_device
+from services.worker.sampling.logprobs import LogprobColumns, logprobs_of
+from services.worker.sampling.sampler import Sampled, Sampler, failure_of
+
+_NO_LOGPROBS = -2
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """What was sampled; line i belongs to the i-th sampling row of the batch.
+
+    Attributes:
+        logits: ``[n, vocab_size]``, before all transforms but the grammar's.
+        sampled: The tokens.
+        num_logprobs: ``[n]``: alternatives wanted; ``_NO_LOGPROBS`` = not even the token's own.
+    """
+
+    logits: torch.Tensor
+    sampled: Sampled
+    num_logprobs: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose device work has been given to the device; ``ModelRunner.read`` gets the result.
+
+    Attributes:
+        step: The step's number.
+        batch: Its inputs; ``None`` if nothing ran.
+        handles: ``[num_reqs]``: of the batch's rows.
+        idle_handles: Named to run, but unknown or ended.
+        samples: What was sampled; ``None`` if no row did.
+        prompt_logprobs: Chunks of this step.
+        device_s: Time so far.
+    """
+
+    step: int
+    batch: InputBatch | None
+    handles: list[int]
+    idle_handles: list[int]
+    samples: _Samples | None
+    prompt_logprobs: list[PromptLogprobChunk]
+    device_s: float
+
+
+class ModelRunner:
+    """A model, its KV cache and the rows of the running requests."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        kv_caches: Sequence[torch.Tensor],
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
+        """
+        Args:
+            loaded: The model.
+            kv_caches: One tensor per layer.
+            max_num_seqs: Rows.
+            max_model_len: Most tokens of one sequence.
+            block_size: Tokens of one KV block.
+            device: Where the model is.
+        """
+        self._model = loaded.model
+        self._attention = loaded.attention
+        self._kv_caches = kv_caches
+        self._device = device
+        self._states = RequestStates(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            device=device,
+        )
+        self._sampler = Sampler(
+            max_num_seqs=max_num_seqs,
+            vocab_size=loaded.config.vocab_size,
+            eos_token_ids=loaded.eos_token_ids,
+            device=device,
+        )
+        self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, dtype=np.int64)
+        self._prompt_logprobs = PromptLogprobs(vocab_size=loaded.config.vocab_size)
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that have a row."""
+        return self._states.num_rows
+
+    def reset(self) -> None:
+        """Drop all rows. What the KV cache holds counts for nothing from here on."""
+        self._end(self._states.handles)
+
+    def forget(self, step: Step) -> None:
+        """Drop every row that a failed step named: nobody knows how far it got with them.
+
+        The scheduler preempts them all; until it says so, steps that were in flight find no row and
+        sample nothing.
+        """
+        self._end(step.ended)
+        self._end(step.handles)
+        self._end([new.handle for new in step.new_rows])
+
+    def execute(self, step: Step) -> StepOutput:
+        """Launch a step and read its result."""
+        return self.read(self.launch(step))
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> LaunchedStep:
+        """Apply a step to the rows and start its device work.
+
+        Raises:
+            InvariantError: The step contradicts the rows. Call ``forget`` then, and after any other
+                exception.
+        """
+        self._end(step.ended)
+        self._copy_blocks(step.copy_src_block_ids, step.copy_dst_block_ids)
+        for new in step.new_rows:
+            self._add(new)
+        rows = self._apply_diffs(step)
+        is_active = rows != UNKNOWN
+        is_active &= ~self._states.has_ended[rows]
+        active = np.flatnonzero(is_active)
+        if not active.size:
+            return LaunchedStep(step.step, None, [], step.handles, None, [], 0.0)
+        batch = build_input_batch(self._states, rows[active], step.num_tokens[active])
+        started = time.perf_counter()
+        samples, prompt_logprobs = self._run(batch)
+        self._advance(batch, samples)
+        handles = np.array(step.handles, dtype=np.int64)
+        return LaunchedStep(
+            step=step.step,
+            batch=batch,
+            handles=handles[active][batch.order].tolist(),
+            idle_handles=handles[~is_active].tolist(),
+            samples=samples,
+            prompt_logprobs=prompt_logprobs,
+            device_s=time.perf_counter() - started,
+        )
+
+    @torch.inference_mode()
+    def read(self, launched: LaunchedStep) -> StepOutput:
+        """Wait for a step's results; the next step may have been launched meanwhile."""
+        batch, samples = launched.batch, launched.samples
+        handles = [*launched.handles, *launched.idle_handles]
+        if batch is None or samples is None:
+            return StepOutput(
+                step=launched.step,
+                handles=handles,
+                num_sampled=[0] * len(handles),
+                token_ids=[],
+                prompt_logprobs=launched.prompt_logprobs,
+                device_s=launched.device_s,
+                num_tokens=0 if batch is None else int(batch.num_tokens.sum()),
+            )
+        started = time.perf_counter()
+        scores = samples.sampled.scores.cpu().numpy()
+        good = np.flatnonzero(np.isfinite(scores))
+        num_sampled = np.zeros(len(handles), dtype=np.int64)
+        num_sampled[batch.sampling_index[good]] = 1
+        described, logprobs = self._logprobs(samples, good)
+        return StepOutput(
+            step=launched.step,
+            handles=handles,
+            num_sampled=num_sampled.tolist(),
+            token_ids=samples.sampled.token_ids.cpu().numpy()[good].tolist(),
+            logprobs=logprobs,
+            logprob_positions=described.tolist(),
+            prompt_logprobs=launched.prompt_logprobs,
+            row_errors=self._end_failed(handles, batch, scores),
+            device_s=launched.device_s + time.perf_counter() - started,
+            num_tokens=int(batch.num_tokens.sum()),
+        )
+
+    def _end(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            row = self._states.remove(handle)
+            if row != UNKNOWN:
+                self._sampler.remove(row)
+                self._prompt_logprobs.remove(row)
+
+    def _copy_blocks(self, src: Ints, dst: Ints) -> None:
+        if not src.size:
+            return
+        source, target = to_device(src, self._device), to_device(dst, self._device)
+        for cache in self._kv_caches:
+            cache[:, target] = cache[:, source]
+
+    def _add(self, new: NewRow) -> None:
+        row = self._states.add(new)
+        params = new.sampling
+        self._sampler.add(row, params, choice=new.choice)
+        self._num_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._prompt_logprobs.add(row, params, handle=new.handle, is_done=new.prompt_logprobs_done)
+
+    def _apply_diffs(self, step: Step) -> Ints:
+        """Append new blocks; returns the row of each handle that shall run."""
+        rows = self._states.rows_of(step.handles)
+        if np.unique(rows[rows != UNKNOWN]).size != np.count_nonzero(rows != UNKNOWN):
+            raise InvariantError(f"step {step.step} names a request twice")
+        is_known = rows != UNKNOWN
+        self._states.block_table.append(
+            rows[is_known],
+            counts=step.num_new_blocks[is_known],
+            block_ids=step.new_block_ids[np.repeat(is_known, step.num_new_blocks)],
+        )
+        return rows
+
+    def _run(self, batch: InputBatch) -> tuple[_Samples | None, list[PromptLogprobChunk]]:
+        hidden = self._model.forward(
+            batch.input_ids,
+            batch.positions,
+            kv_caches=self._kv_caches,
+            attention=self._attention.begin_step(batch.attention),
+        )
+        prompt_logprobs = self._prompt_logprobs.chunks(
+            self._states, batch, hidden, self._model.compute_logits
+        )
+        if not batch.sampling_index.size:
+            return None, prompt_logprobs
+        logits = self._model.compute_logits(hidden[to_device(batch.sampling_tokens, self._device)])
+        states, rows = self._states, batch.sampling_rows
+        sampled = self._sampler.sample(
+            logits,
+            LogitRows(rows, states.num_prompt[rows], states.num_known[rows], states.token_ids),
+        )
+        return _Samples(logits, sampled, self._num_logprobs[rows]), prompt_logprobs
+
+    def _advance(self, batch: InputBatch, samples: _Samples | None) -> None:
+        """Count what the launched work computes; sampled tokens go to their rows on the device."""
+        states, rows = self._states, batch.sampling_rows
+        states.num_computed[batch.rows] += batch.num_tokens
+        if samples is None:
+            return
+        lines = to_device(rows, self._device)
+        places = to_device(states.num_known[rows], self._device)
+        states.token_ids[lines, places] = samples.sampled.token_ids.int()
+        states.num_known[rows] += 1
+
+    def _logprobs(self, samples: _Samples, good: Ints) -> tuple[Ints, LogprobColumns | None]:
+        """Log-probabilities that rows asked for, and which of the ``good`` lines they describe."""
+        wanted = samples.num_logprobs[good]
+        described = np.flatnonzero(wanted != _NO_LOGPROBS)
+        if not described.size:
+            return described, None
+        lines = to_device(good[described], self._device)
+        return described, logprobs_of(
+            samples.logits[lines],
+            samples.sampled.token_ids[lines],
+            num_top=wanted[described].tolist(),
+        )
+
+    def _end_failed(
+        self, handles: list[int], batch: InputBatch, scores: npt.NDArray[np.float32]
+    ) -> dict[int, str]:
+        """Let failed rows sample no more; they stay until the scheduler says that they finished."""
+        errors = {}
+        for line in np.flatnonzero(~np.isfinite(scores)).tolist():
+            handle = handles[batch.sampling_index[line]]
+            self._states.mark_ended(handle)
+            errors[handle] = failure_of(float(scores[line]))
+        return errors
