@@ -1,0 +1,45 @@
+"""Systems that the end-to-end tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.system import System
+
+Serve = Callable[..., System]
+TINY_FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "2048")
+
+
+@pytest.fixture(scope="session")
+def system(tiny_chat_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Five processes that serve a tiny random model."""
+    log_file = tmp_path_factory.mktemp("serve") / "tiny.txt"
+    with System(tiny_chat_dir, *TINY_FLAGS, log_file=log_file) as system:
+        yield system.until_ready()
+
+
+@pytest.fixture(scope="session")
+def smollm2_system(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Five processes that serve the packaged model in float32."""
+    log_file = tmp_path_factory.mktemp("serve") / "smollm2.txt"
+    flags = ("--dtype", "float32", "--num-gpu-blocks-override", "2048")
+    with System(smollm2_dir, *flags, log_file=log_file) as system:
+        yield system.until_ready()
+
+
+@pytest.fixture
+def serve(tiny_chat_dir: Path, tmp_path: Path) -> Iterator[Serve]:
+    """Starts a system of the test's own: ``serve(*flags)``, or of another model directory."""
+    started: list[System] = []
+
+    def start(*flags: str, model_dir: Path = tiny_chat_dir) -> System:
+        log_file = tmp_path / f"serve-{len(started)}.txt"
+        started.append(System(model_dir, *TINY_FLAGS, *flags, log_file=log_file))
+        return started[-1]
+
+    yield start
+    for system in started:
+        system.__exit__(None, None, None)

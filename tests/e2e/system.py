@@ -1,0 +1,194 @@
+"""``sluiceway serve`` as a user starts it: its output, its children, its door."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import httpx
+import psutil
+
+from services.common.pb import scheduler_pb2, scheduler_pb2_grpc
+from services.common.rpc import TOKEN_KEY
+
+CLUSTER_TOKEN = "token-of-the-tests"
+START_TIMEOUT_S = 240.0
+READY_LINE = re.compile(r"^ready in [\d.]+ s - (http://\S+)$", re.MULTILINE)
+
+
+class System:
+    """One run of the launcher; use as ``with``, which ends it whatever happened.
+
+    Attributes:
+        url: Of the gateway, once ready.
+    """
+
+    def __init__(self, model_dir: Path, *flags: str, log_file: Path) -> None:
+        """
+        Args:
+            model_dir: What to serve.
+            flags: Further flags of ``serve``.
+            log_file: Where its output goes.
+        """
+        self.url = ""
+        self._log_file = log_file
+        command = [sys.executable, "-m", "services.cli", "serve", str(model_dir)]
+        command += ["--port", "0", "--cluster-token", CLUSTER_TOKEN, *flags]
+        with log_file.open("wb") as log:
+            self.launcher = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        children = self._children()
+        if self.launcher.poll() is None:
+            self.launcher.kill()
+        self.launcher.wait()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    @property
+    def output(self) -> str:
+        """Everything that the launcher has printed."""
+        return self._log_file.read_text(errors="replace")
+
+    def until_ready(self) -> Self:
+        """Wait for the ready line."""
+        self.until(
+            lambda: READY_LINE.search(self.output) is not None,
+            timeout_s=START_TIMEOUT_S,
+            what="the ready line",
+        )
+        found = READY_LINE.search(self.output)
+        assert found is not None
+        self.url = found[1]
+        return self
+
+    def until(self, fact: Callable[[], bool], *, timeout_s: float, what: str) -> float:
+        """Wait for a fact of other processes.
+
+        Returns:
+            Seconds that it took.
+        """
+        began = time.monotonic()
+        while not fact():
+            if time.monotonic() - began > timeout_s:
+                raise AssertionError(f"{what}: not within {timeout_s} s; output:\n{self.output}")
+            if self.launcher.poll() is not None and not fact():
+                raise AssertionError(
+                    f"{what}: the launcher has ended ({self.launcher.returncode}); "
+                    f"output:\n{self.output}"
+                )
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    def pids(self) -> dict[str, int]:
+        """Service → pid of its process."""
+        return {name: process.pid for name, process in self._services().items()}
+
+    def environment(self, service: str) -> Mapping[str, str]:
+        """The environment that a child was given."""
+        return self._services()[service].environ()
+
+    def address(self, service: str) -> str:
+        """The "host:port" on which a child listens."""
+        words = self._services()[service].cmdline()
+        port = next(word for word in words if word.startswith("--port="))
+        return f"127.0.0.1:{port.removeprefix('--port=')}"
+
+    def kill(self, service: str) -> None:
+        """End a child as the kernel would when memory runs out."""
+        os.kill(self.pids()[service], signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C sends."""
+        self.launcher.send_signal(signal.SIGINT)
+
+    def health(self) -> int:
+        """Status of /health; 0 = refused."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).status_code
+        except httpx.TransportError:
+            return 0
+
+    def stats(self) -> scheduler_pb2.StatsReply:
+        """What the scheduler says of its engines."""
+        with grpc.insecure_channel(self.address("scheduler")) as channel:
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            reply: scheduler_pb2.StatsReply = stub.Stats(
+                scheduler_pb2.StatsRequest(),
+                timeout=5.0,
+                metadata=((TOKEN_KEY, CLUSTER_TOKEN),),
+            )
+        return reply
+
+    def num_blocks_used(self) -> int:
+        """KV blocks that requests hold, over all engines."""
+        return sum(engine.load.kv_blocks_used for engine in self.stats().engines)
+
+    def chat(self, text: str = "Hello", **fields: Any) -> httpx.Response:
+        """One chat completion, not streamed."""
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
+        return httpx.post(
+            f"{self.url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False
+        )
+
+    @contextlib.contextmanager
+    def stream(self, text: str = "Hello", **fields: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """One streamed chat completion: its events. It closes the connection when left."""
+        body = {"messages": [{"role": "user", "content": text}], "stream": True, **fields}
+        with (
+            httpx.Client(timeout=120.0, trust_env=False) as client,
+            client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as response,
+        ):
+            if response.is_error:
+                response.read()
+                raise AssertionError(f"{response.status_code}: {response.text}")
+            yield _events(response.iter_lines())
+
+    def _children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.launcher.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def _services(self) -> dict[str, psutil.Process]:
+        found = {}
+        for process in self._children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, ValueError):
+                words = process.cmdline()
+                module = words[words.index("-m") + 1]
+                name = module.removeprefix("services.")
+                found.setdefault(name, process)
+        return found
+
+
+DONE: dict[str, Any] = {"done": True}
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Events of a stream; its end mark as ``DONE``."""
+    for line in lines:
+        if line.startswith("data:"):
+            data = line.removeprefix("data:").strip()
+            yield DONE if data == "[DONE]" else json.loads(data)
