@@ -21,7 +21,7 @@ from services.common.placement import Place
 from services.common.sampling import Constraint
 from services.tokenizer.generation import ChoiceDelta, Delta, Finish
 from services.tokenizer.prompt import ChatPrompt, IdsPrompt, Prompt, TextPrompt
-from services.tokenizer.request import GenerateRequest
+from services.tokenizer.request import GenerateRequest, Resume, ResumedChoice
 from services.tokenizer.routing import Engine
 from services.tokenizer.tokens import (
     AbortReason,
@@ -284,10 +284,29 @@ def request_from_message(message: tokenizer_pb2.GenerateRequest) -> GenerateRequ
         truncate_prompt_tokens=(
             message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None
         ),
+        resume=_resume_from_message(message.resume) if message.HasField("resume") else None,
+    )
+
+
+def _resume_from_message(message: tokenizer_pb2.Resume) -> Resume:
+    return Resume(
+        prompt_ids=list(message.prompt_ids),
+        choices=[
+            ResumedChoice(
+                index=choice.index,
+                token_ids=list(choice.token_ids),
+                num_chars=choice.num_chars,
+                is_finished=choice.finished,
+            )
+            for choice in message.choices
+        ],
+        prompt_logprobs_done=message.prompt_logprobs_done,
     )
 
 
 def _prompt_from_message(message: tokenizer_pb2.GenerateRequest) -> Prompt:
+    if message.HasField("resume"):
+        return IdsPrompt(list(message.resume.prompt_ids))
     kind = message.WhichOneof("prompt")
     if kind == "text":
         return TextPrompt(message.text, _or_true(message, "add_special_tokens"))

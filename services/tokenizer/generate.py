@@ -15,6 +15,7 @@ from services.tokenizer.generation import Delta, Generation
 from services.tokenizer.prompt import ChatPrompt, PromptReader
 from services.tokenizer.request import (
     GenerateRequest,
+    Resume,
     bad_words_ids,
     require_valid,
     truncate,
@@ -74,8 +75,14 @@ class Generator:
             engines, prompt_ids, cache_namespace=request.cache_namespace
         )
         elapsed = asyncio.get_running_loop().time() - started
-        submission = _submission(request, prompt_ids, sampling, route, elapsed_s=elapsed)
         generation = self._generation(request, prompt_ids, sampling)
+        choices = _open_choices(request, generation)
+        if not choices:  # resumed, and every choice had ended
+            generation.admit_finished()
+            while (delta := await generation.next()) is not None:
+                yield delta
+            return
+        submission = _submission(request, choices, prompt_ids, sampling, route, elapsed_s=elapsed)
         metrics.PROMPT_TOKENS.inc(len(prompt_ids))
         with self._router.booked(route, num_tokens=len(prompt_ids)) as booking:
             async with self._session(route).submit(submission, generation) as stream:
@@ -94,12 +101,7 @@ class Generator:
         self, request: GenerateRequest, engines: Sequence[Engine]
     ) -> tuple[Sequence[int], SamplingParams]:
         max_model_len = min(engine.max_model_len for engine in engines)
-        prompt_ids = truncate(
-            await self._prompts.token_ids(request.prompt),
-            keep=request.truncate_prompt_tokens,
-            max_tokens=request.sampling.max_tokens,
-            max_model_len=max_model_len,
-        )
+        prompt_ids = await self._prompt_ids(request, max_model_len)
         sampling = with_room(
             request.sampling,
             num_prompt_tokens=len(prompt_ids),
@@ -110,6 +112,21 @@ class Generator:
             words = bad_words_ids(request.bad_words, self._encoder)
             sampling = replace(sampling, bad_words_ids=sampling.bad_words_ids + words)
         return prompt_ids, sampling
+
+    async def _prompt_ids(self, request: GenerateRequest, max_model_len: int) -> Sequence[int]:
+        if request.resume is not None:
+            self._require_known(request.resume)
+            return request.resume.prompt_ids
+        return truncate(
+            await self._prompts.token_ids(request.prompt),
+            keep=request.truncate_prompt_tokens,
+            max_tokens=request.sampling.max_tokens,
+            max_model_len=max_model_len,
+        )
+
+    def _require_known(self, resume: Resume) -> None:
+        for token_ids in (resume.prompt_ids, *(choice.token_ids for choice in resume.choices)):
+            self._encoder.require_known(token_ids, param="resume")
 
     def _generation(
         self, request: GenerateRequest, prompt_ids: Sequence[int], sampling: SamplingParams
@@ -123,7 +140,7 @@ class Generator:
                 include_stop=request.include_stop,
                 min_tokens=sampling.min_tokens,
             )
-            for index in range(request.n)
+            for index in _wanted_indexes(request)
         }
         return Generation(
             prompt_ids,
@@ -133,8 +150,30 @@ class Generator:
         )
 
 
+def _wanted_indexes(request: GenerateRequest) -> list[int]:
+    """The choices whose end the client does not have."""
+    resumed = request.resume.choices if request.resume is not None else ()
+    finished = {choice.index for choice in resumed if choice.is_finished}
+    return [index for index in range(request.n) if index not in finished]
+
+
+def _open_choices(request: GenerateRequest, generation: Generation) -> list[NewChoice]:
+    """The choices that must be generated further; what is there of them goes into the generation."""
+    resumed = request.resume.choices if request.resume is not None else ()
+    given = {choice.index: choice for choice in resumed if not choice.is_finished}
+    choices = []
+    for index in _wanted_indexes(request):
+        choice = given.get(index)
+        if choice is None:
+            choices.append(NewChoice(index))
+        elif generation.resume(index, choice.token_ids, num_chars=choice.num_chars):
+            choices.append(NewChoice(index, choice.token_ids))
+    return choices
+
+
 def _submission(
     request: GenerateRequest,
+    choices: Sequence[NewChoice],
     prompt_ids: Sequence[int],
     sampling: SamplingParams,
     route: Route,
@@ -148,13 +187,14 @@ def _submission(
         model=request.model,
         prompt_ids=prompt_ids,
         sampling=sampling,
-        choices=[NewChoice(index) for index in range(request.n)],
+        choices=choices,
         trace=request.trace,
         constraint=request.constraint,
         priority=request.priority,
         tenant=request.tenant,
         cache_namespace=request.cache_namespace,
         deadline_s=None if deadline_s is None else max(deadline_s - elapsed_s, 0.0),
+        prompt_logprobs_done=request.resume is not None and request.resume.prompt_logprobs_done,
         prediction=route.prediction,
     )
 

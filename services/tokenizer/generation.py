@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.common.errors import DeadlineExceeded, SluicewayError
+from services.common.errors import DeadlineExceeded, InvalidRequest, SluicewayError
 from services.tokenizer.text_output import Released, TextOutput
 from services.tokenizer.tokens import (
     Finished,
@@ -95,6 +95,41 @@ class Generation:
         self._is_expired = False
         self._news = asyncio.Event()
 
+    def resume(self, index: int, token_ids: Sequence[int], *, num_chars: int) -> bool:
+        """Take over what an earlier attempt has given of a choice. Call before submitting.
+
+        Args:
+            index: Of the choice.
+            token_ids: Its output so far.
+            num_chars: Characters that the client has; the rest of their text is sent to it.
+
+        Returns:
+            Whether the choice goes on; if not, a stop string has ended it already.
+
+        Raises:
+            InvalidRequest: The client claims more text than the tokens give.
+        """
+        choice = self._choices[index]
+        released = choice.output.feed(token_ids)
+        if num_chars > len(released.text):
+            raise InvalidRequest(
+                f"resume: choice {index} has {len(released.text)} characters, not {num_chars}",
+                param="resume",
+            )
+        choice.num_tokens = len(token_ids)
+        choice.num_chars = num_chars
+        choice.stop = released.stop
+        if len(released.text) > num_chars:
+            self._delta_of(choice).text = released.text[num_chars:]
+            choice.num_chars = len(released.text)
+        if released.stop is not None:
+            self._end(choice, Finished(FinishReason.STOP, usage=self._usage_so_far(choice)))
+        return released.stop is None
+
+    def admit_finished(self) -> None:
+        """Nothing had to be submitted: what ``resume`` found is all there is."""
+        self._admit()
+
     async def next(self) -> Delta | None:
         """Wait for news and take all there is.
 
@@ -119,10 +154,9 @@ class Generation:
 
     def on_queued(self, index: int, queued: Queued) -> None:
         """See ``TokenReceiver``. The client is told the place of the first choice."""
-        self._is_admitted = True
         if self._queued is None or index == min(self._choices):
             self._queued = queued
-        self._news.set()
+        self._admit()
 
     def on_tokens(
         self,
@@ -135,7 +169,7 @@ class Generation:
         if finished is not None and finished.error is not None and not self._is_admitted:
             self._refuse(finished.error)
             return None
-        self._is_admitted = True
+        self._admit()
         choice = self._choices[index]
         wants_no_more = False
         if choice.stop is None:
@@ -151,7 +185,7 @@ class Generation:
             self._prompt_logprobs = logprobs
         else:
             self._prompt_logprobs.extend(logprobs)
-        self._news.set()
+        self._admit()
 
     def on_lost(self, index: int, error: SluicewayError) -> None:
         """See ``TokenReceiver``. A choice whose stop string was found is complete: it ends well."""
@@ -159,8 +193,16 @@ class Generation:
             self._refuse(error)
             return
         choice = self._choices[index]
-        usage = Usage(prompt_tokens=len(self._prompt_ids), output_tokens=choice.num_tokens)
+        usage = self._usage_so_far(choice)
         self._end(choice, Finished(FinishReason.ERROR, error=error, usage=usage))
+
+    def _admit(self) -> None:
+        self._is_admitted = True
+        self._news.set()
+
+    def _usage_so_far(self, choice: _Choice) -> Usage:
+        """Counts for an end that no scheduler has told us of."""
+        return Usage(prompt_tokens=len(self._prompt_ids), output_tokens=choice.num_tokens)
 
     def _append(
         self,
@@ -234,7 +276,8 @@ class Generation:
         if delta is None:
             delta = ChoiceDelta(choice.index, choice.num_tokens, choice.num_chars)
             self._pending[choice.index] = delta
-        self._news.set()
+        if self._is_admitted:
+            self._news.set()
         return delta
 
     def _take(self) -> Delta:

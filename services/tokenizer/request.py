@@ -16,6 +16,30 @@ MAX_STOP_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class ResumedChoice:
+    """What the client has of a choice.
+
+    Attributes:
+        num_chars: Characters of text that it has received.
+        is_finished: It has the choice's end too; nothing more is wanted.
+    """
+
+    index: int
+    token_ids: Sequence[int]
+    num_chars: int
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where an earlier attempt broke off. The prompt is not rendered again."""
+
+    prompt_ids: Sequence[int]
+    choices: Sequence[ResumedChoice]
+    prompt_logprobs_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A request for text, with the wire's defaults filled in.
 
@@ -44,6 +68,7 @@ class GenerateRequest:
     trace: Trace | None = None
     bad_words: tuple[str, ...] = ()
     truncate_prompt_tokens: int | None = None
+    resume: Resume | None = None
 
 
 def require_valid(request: GenerateRequest, *, vocab_size: int, max_choices: int) -> None:
@@ -67,6 +92,16 @@ def require_valid(request: GenerateRequest, *, vocab_size: int, max_choices: int
         )
     if request.deadline_s is not None and request.deadline_s <= 0:
         raise DeadlineExceeded("the request's deadline had passed when it arrived")
+    if request.resume is not None:
+        _require_resumable(request.resume, n=request.n)
+
+
+def _require_resumable(resume: Resume, *, n: int) -> None:
+    indexes = [choice.index for choice in resume.choices]
+    if len(set(indexes)) != len(indexes) or not all(0 <= index < n for index in indexes):
+        raise InvalidRequest(
+            f"resume: choices must be different ones of 0..{n - 1}, got {indexes}", param="resume"
+        )
 
 
 def _require_texts(param: str, texts: Sequence[str], *, max_items: int) -> None:

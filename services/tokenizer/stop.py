@@ -71,7 +71,7 @@ class StopSearch:
 
 
 def _fallback_table(stop: str) -> list[int]:
-    """``table[i]``: length of the longest proper prefix of ``stop[: i + 1]`` that is also its suffix."""
+    """``table[i]``: length of the longest proper prefix of ``stop[: i + 1]`` that is its suffix."""
     table = [0] * len(stop)
     matched = 0
     for i in range(1, len(stop)):

@@ -108,7 +108,7 @@ def _from_pieces(token: str, pairs: Sequence[tuple[str, str]], *, has_byte_token
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map of printable characters to bytes: bytes that are not printable were moved up to U+0100."""
+    """GPT-2's map of characters to bytes; bytes that are not printable were moved up to U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}

@@ -76,7 +76,7 @@ class Logprobs:
     top_logprobs: list[float] = field(default_factory=list)
 
     def extend(self, later: Logprobs, *, shift: int) -> None:
-        """Append the rows of ``later``, whose tokens follow ``shift`` tokens that are here already."""
+        """Append the rows of ``later``, whose tokens follow ``shift`` tokens that are here."""
         self.positions += [position + shift for position in later.positions]
         self.logprobs += later.logprobs
         self.ranks += later.ranks
@@ -147,7 +147,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class NewChoice:
-    """One choice to be generated; ``resume_ids`` are output tokens that an earlier attempt has given."""
+    """One choice to be generated; ``resume_ids`` are output tokens of an earlier attempt."""
 
     index: int
     resume_ids: Sequence[int] = ()
@@ -181,8 +181,8 @@ class Submission:
 class TokenReceiver(Protocol):
     """Who has submitted a request. Called from the event loop; must not block.
 
-    Per choice: any number of ``on_queued`` and ``on_tokens``, then exactly one end: an ``on_tokens`` with
-    ``finished``, or ``on_lost``.
+    Per choice: any number of ``on_queued`` and ``on_tokens``, then exactly one end: an
+    ``on_tokens`` with ``finished``, or ``on_lost``.
     """
 
     def on_queued(self, index: int, queued: Queued) -> None:
@@ -198,8 +198,8 @@ class TokenReceiver(Protocol):
         """The choice goes on by some tokens, ends, or both.
 
         Returns:
-            How many of its output tokens are kept, if nothing more is wanted of the choice: it is then
-            aborted in the scheduler (a stop string was found). Else ``None``.
+            How many of its output tokens are kept, if nothing more is wanted of the choice: it is
+            then aborted in the scheduler (a stop string was found). Else ``None``.
         """
 
     def on_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from services.tokenizer.stop import StopSearch
 
 texts = st.text(alphabet="abé\U0001f336", max_size=24)
-stop_lists = st.lists(st.text(alphabet="abé\U0001f336", min_size=1, max_size=5), min_size=1, max_size=4)
+stop_lists = st.lists(
+    st.text(alphabet="abé\U0001f336", min_size=1, max_size=5), min_size=1, max_size=4
+)
 
 
 def reference(text: str, stops: list[str]) -> tuple[int, str] | None:
