@@ -45,7 +45,12 @@ class KVCacheManager:
         return len(self.get_computed_blocks(request)) * self._block_size
 
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
-        keys, size = request.block_keys, self._block_size
+        size = self._block_size
+        if request.block_keys_of != (request.root_key, size):
+            # Looked up or run by an engine with other weights or blocks before.
+            request.block_keys_of = (request.root_key, size)
+            request.block_keys.clear()
+        keys = request.block_keys
         for index in range(len(keys), num_blocks):
             parent = keys[-1] if keys else request.root_key
             keys.append(block_key(parent, request.token_ids[index * size : (index + 1) * size]))

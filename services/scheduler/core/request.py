@@ -113,6 +113,7 @@ class Request:
     block_ids: list[int] = field(init=False, default_factory=list, repr=False)
     num_slots: int = field(init=False, default=0)
     block_keys: list[bytes] = field(init=False, default_factory=list, repr=False)
+    block_keys_of: tuple[bytes, int] | None = field(init=False, default=None, repr=False)
     num_keyed_blocks: int = field(init=False, default=0)
     next_key_at: int = field(init=False, default=NEVER)
 
@@ -214,5 +215,4 @@ class Request:
         self.status = RequestStatus.WAITING
         self.fork_group = None
         self.block_ids = []
-        self.block_keys = []
         self.num_slots = self.num_keyed_blocks = 0

@@ -1,0 +1,213 @@
+"""The block pool, one behaviour a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.common.errors import InvariantError
+from services.scheduler.core.block_pool import NULL_BLOCK_ID, BlockPool
+from tests.unit.scheduler.core.invariants import check_pool, free_list
+
+ROOT = b"root"
+
+
+def _keyed(
+    pool: BlockPool, keys: list[bytes], *, writer: int = 1, step: int | None = None
+) -> list[int]:
+    """Take a block for each key of a chain."""
+    block_ids = pool.allocate(len(keys), writer=writer)
+    parent = ROOT
+    for block_id, key in zip(block_ids, keys, strict=True):
+        pool.set_key(block_id, key, parent=parent, step=step)
+        parent = key
+    return block_ids
+
+
+def test_blocks_are_given_out_in_order_of_their_ids_and_never_the_null_block() -> None:
+    pool = BlockPool(5)
+    assert pool.allocate(4, writer=1) == [1, 2, 3, 4]
+    assert pool.num_free == 0 and NULL_BLOCK_ID not in free_list(pool)
+
+
+def test_taking_more_than_there_are_free_is_refused_and_takes_nothing() -> None:
+    pool = BlockPool(5)
+    with pytest.raises(InvariantError, match="5 blocks wanted, 4 free"):
+        pool.allocate(5, writer=1)
+    assert pool.num_free == 4
+
+
+def test_a_block_freed_twice_is_refused() -> None:
+    pool = BlockPool(5)
+    block_ids = pool.allocate(1, writer=1)
+    pool.release(block_ids)
+    with pytest.raises(InvariantError, match="freed twice"):
+        pool.release(block_ids)
+
+
+def test_a_block_without_a_key_is_the_next_to_be_taken() -> None:
+    pool = BlockPool(5)
+    first, second = pool.allocate(2, writer=1)
+    pool.release([first])
+    pool.release([second])
+    assert free_list(pool) == [second, first, 3, 4]
+
+
+def test_a_block_with_a_key_is_the_last_to_be_taken_and_a_tail_goes_before_its_head() -> None:
+    pool = BlockPool(5)
+    head, tail = _keyed(pool, [b"a", b"b"])
+    pool.release([tail, head])
+    assert free_list(pool) == [3, 4, tail, head]
+    check_pool(pool)
+
+
+def test_a_freed_block_is_found_again_by_its_key_until_it_is_taken_for_something_else() -> None:
+    pool = BlockPool(5)
+    block_ids = _keyed(pool, [b"a", b"b"])
+    pool.release(reversed(block_ids))
+    assert pool.find_prefix([b"a", b"b", b"c"], max_blocks=3) == block_ids
+    pool.allocate(3, writer=2)  # two that were never used, then the tail
+    assert pool.find_prefix([b"a", b"b"], max_blocks=3) == block_ids[:1]
+    check_pool(pool)
+
+
+def test_a_lookup_stops_at_the_first_miss_and_at_the_maximum() -> None:
+    pool = BlockPool(6)
+    block_ids = _keyed(pool, [b"a", b"b", b"c"])
+    assert pool.find_prefix([b"a", b"x", b"c"], max_blocks=3) == block_ids[:1]
+    assert pool.find_prefix([b"a", b"b", b"c"], max_blocks=2) == block_ids[:2]
+
+
+def test_a_hit_takes_the_block_from_the_middle_of_the_free_list() -> None:
+    pool = BlockPool(5)
+    block_ids = _keyed(pool, [b"a", b"b", b"c"])
+    pool.release(reversed(block_ids))
+    pool.touch([block_ids[1]])
+    assert pool.num_free == 3 and block_ids[1] not in free_list(pool)
+    pool.touch([block_ids[1]])
+    assert pool.ref_count(block_ids[1]) == 2
+    check_pool(pool)
+
+
+def test_one_key_may_live_in_several_blocks_and_is_found_while_one_copy_is_left() -> None:
+    pool = BlockPool(6)
+    copies = [_keyed(pool, [b"a"])[0] for _ in range(3)]
+    for copy in copies:
+        assert pool.find_prefix([b"a"], max_blocks=1)[0] in copies
+        pool.release([copy])
+        check_pool(pool)
+    assert pool.allocate(4, writer=2)[-1] == copies[1]  # two unused, then the copies freed first
+    assert pool.find_prefix([b"a"], max_blocks=1) == [copies[2]]
+    check_pool(pool)
+
+
+def test_the_first_copy_is_stored_and_the_last_is_removed() -> None:
+    pool = BlockPool(4)
+    first, second = _keyed(pool, [b"a"]), _keyed(pool, [b"a"])
+    assert pool.take_events().stored == [b"a"]
+    pool.release(first)
+    pool.release(second)
+    pool.allocate(2, writer=2)
+    assert not pool.take_events(), "a copy is left"
+    pool.allocate(1, writer=2)
+    assert pool.take_events().removed == [b"a"]
+    assert pool.published_keys() == []
+
+
+def test_a_key_stored_and_removed_between_two_looks_is_not_an_event() -> None:
+    pool = BlockPool(2)
+    pool.release(_keyed(pool, [b"a"]))
+    pool.release(_keyed(pool, [b"b"]))
+    events = pool.take_events()
+    assert events.stored == [b"b"] and events.removed == []
+    pool.release(_keyed(pool, [b"c"]))
+    pool.release(_keyed(pool, [b"b"]))
+    assert not pool.take_events(), "removed and stored again"
+
+
+def test_a_tentative_key_is_hit_but_not_published_until_its_step_is_confirmed() -> None:
+    pool = BlockPool(5)
+    block_ids = _keyed(pool, [b"a"], step=3)
+    assert pool.find_prefix([b"a"], max_blocks=1) == block_ids
+    assert not pool.take_events()
+    pool.confirm(2)
+    assert not pool.take_events()
+    pool.confirm(3)
+    assert pool.take_events().stored == [b"a"]
+    check_pool(pool)
+
+
+def test_a_tentative_block_that_was_taken_for_something_else_is_not_confirmed() -> None:
+    pool = BlockPool(2)
+    pool.release(_keyed(pool, [b"a"], step=3))
+    _keyed(pool, [b"b"], step=4)
+    pool.confirm(3)
+    assert not pool.take_events()
+    pool.confirm(4)
+    assert pool.take_events().stored == [b"b"]
+    check_pool(pool)
+
+
+def test_a_failed_step_drops_the_tentative_keys_and_keeps_the_confirmed() -> None:
+    pool = BlockPool(5)
+    good = _keyed(pool, [b"a"])
+    _keyed(pool, [b"b"], step=3)
+    pool.drop_tentative()
+    assert pool.find_prefix([b"b"], max_blocks=1) == []
+    assert pool.find_prefix([b"a"], max_blocks=1) == good
+    check_pool(pool)
+
+
+def test_forgetting_a_writer_drops_its_keys_and_those_of_the_blocks_that_build_on_them() -> None:
+    pool = BlockPool(9)
+    bad = _keyed(pool, [b"a", b"b"], writer=1)
+    heir = pool.allocate(1, writer=2)
+    pool.set_key(heir[0], b"c", parent=b"b", step=None)
+    pool.release(heir)  # its writer has long gone
+    other = _keyed(pool, [b"x"], writer=3)
+    assert pool.forget_written_by(1) == {*bad, *heir}
+    assert pool.find_prefix([b"a", b"b", b"c"], max_blocks=3) == []
+    assert pool.find_prefix([b"x"], max_blocks=1) == other
+    assert sorted(pool.take_events().stored) == [b"x"]
+    check_pool(pool)
+
+
+def test_forgetting_a_writer_names_its_blocks_without_a_key_too() -> None:
+    pool = BlockPool(5)
+    held = pool.allocate(2, writer=1)
+    assert pool.forget_written_by(1) == set(held)
+    pool.release(held)
+    assert pool.forget_written_by(1) == set(), "free and without a key: nobody can read them"
+
+
+def test_reset_forgets_all_keys_but_not_while_a_block_is_held() -> None:
+    pool = BlockPool(5)
+    block_ids = _keyed(pool, [b"a", b"b"])
+    pool.take_events()
+    assert not pool.reset()
+    assert pool.find_prefix([b"a"], max_blocks=1)
+    pool.release(reversed(block_ids))
+    assert pool.reset()
+    assert pool.find_prefix([b"a"], max_blocks=1) == []
+    events = pool.take_events()
+    assert events.cleared and events.stored == events.removed == []
+    check_pool(pool)
+
+
+def test_a_second_key_for_one_block_or_a_key_for_a_free_block_is_refused() -> None:
+    pool = BlockPool(5)
+    block_ids = _keyed(pool, [b"a"])
+    with pytest.raises(InvariantError, match="has a key already"):
+        pool.set_key(block_ids[0], b"b", parent=ROOT, step=None)
+    with pytest.raises(InvariantError, match="is free"):
+        pool.set_key(4, b"b", parent=ROOT, step=None)
+
+
+def test_a_pool_of_a_million_blocks_is_a_handful_of_objects_to_the_garbage_collector() -> None:
+    import gc
+
+    gc.collect()
+    before = len(gc.get_objects())
+    pool = BlockPool(1_000_000)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
+    assert pool.num_free == 999_999
