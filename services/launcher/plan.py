@@ -41,7 +41,7 @@ class ChildSpec:
 
     @property
     def url(self) -> str:
-        """Its address with a scheme; only the gateway speaks HTTP there."""
+        """Its address, with a scheme where it speaks HTTP: the gateway."""
         return f"http://{self.address}" if self.service == "gateway" else self.address
 
 

@@ -51,6 +51,33 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a scheduler does, summed over its engines.
+
+    Attributes:
+        requests: That it holds.
+        running: Choices that are in the steps.
+        waiting: Choices that wait for a place.
+        prompt_tokens: Computed or found in the cache so far.
+        generated_tokens: So far.
+        cache_queries: Prompt tokens looked up in the prefix cache so far.
+        cache_hits: Of these, those found.
+        blocks_used: KV blocks that requests hold.
+        blocks_total: KV blocks that there are.
+    """
+
+    requests: int = 0
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayState:
     """What the gateway's /health says."""
 
@@ -111,14 +138,14 @@ class Probes:
             return None
         return _worker_state(reply.state)
 
-    async def num_requests(self, address: str) -> int | None:
-        """Requests that a scheduler holds; ``None`` = it does not answer."""
+    async def traffic(self, address: str) -> Traffic | None:
+        """What a scheduler does; ``None`` = it does not answer."""
         stub = scheduler_pb2_grpc.SchedulerStub(self._channel(address))
         try:
             reply = await stub.Stats(scheduler_pb2.StatsRequest(), timeout=_CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return None
-        return reply.num_requests
+        return _traffic(reply)
 
     async def gateway_state(self, url: str) -> GatewayState:
         """Whether the gateway would serve a request, and if not, why."""
@@ -151,6 +178,21 @@ def _worker_state(state: common_pb2.EngineState) -> WorkerState:
         max_model_len=info.max_model_len,
         device=info.device,
         dtype=info.dtype,
+    )
+
+
+def _traffic(reply: scheduler_pb2.StatsReply) -> Traffic:
+    loads = [engine.load for engine in reply.engines]
+    return Traffic(
+        requests=reply.num_requests,
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        prompt_tokens=sum(load.prompt_tokens for load in loads),
+        generated_tokens=sum(load.generated_tokens for load in loads),
+        cache_queries=sum(load.prefix_queries for load in loads),
+        cache_hits=sum(load.prefix_hits for load in loads),
+        blocks_used=sum(load.kv_blocks_used for load in loads),
+        blocks_total=sum(load.kv_blocks_total for load in loads),
     )
 
 

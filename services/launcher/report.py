@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.launcher.probes import WorkerState
+from services.launcher.probes import Traffic, WorkerState
 from services.launcher.screen import bytes_text
 
 
@@ -76,6 +76,31 @@ def milestone(states: Mapping[str, WorkerState], pending: Sequence[str]) -> str:
     """What must change before progress is printed again where lines cannot be redrawn."""
     quarters = [(name, state.phase, int(state.fraction * 4)) for name, state in states.items()]
     return f"{quarters}{sorted(pending)}"
+
+
+def traffic(before: Traffic, now: Traffic, *, seconds: float) -> str | None:
+    """One line about the last seconds, or ``None`` if there was nothing to do.
+
+    Args:
+        before: At their beginning.
+        now: At their end; counters that have shrunk are those of a new engine.
+        seconds: Between the two.
+    """
+    prompt = max(0, now.prompt_tokens - before.prompt_tokens)
+    generated = max(0, now.generated_tokens - before.generated_tokens)
+    if not (prompt or generated or now.requests):
+        return None
+    text = (
+        f"{now.running} running, {now.waiting} waiting · prompt {prompt / seconds:,.0f} tok/s, "
+        f"output {generated / seconds:,.0f} tok/s"
+    )
+    if now.blocks_total:
+        text += f" · KV cache {100 * now.blocks_used / now.blocks_total:.0f} %"
+    queries = now.cache_queries - before.cache_queries
+    if queries > 0:
+        hits = max(0, now.cache_hits - before.cache_hits)
+        text += f" · prefix hits {100 * hits / queries:.0f} %"
+    return text
 
 
 def draining(num_requests: int | None, *, seconds_left: float) -> str:

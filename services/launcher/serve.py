@@ -12,21 +12,17 @@ from typing import TextIO
 
 from services import __version__
 from services.common.lifecycle import EXIT_KILLED
-from services.launcher import report
 from services.launcher.child import Child
 from services.launcher.logs import format_event, format_json, format_text, parse_event
 from services.launcher.plan import ChildSpec, plan_children, port_wishes
 from services.launcher.ports import choose_ports
-from services.launcher.probes import Probes, WorkerState
+from services.launcher.probes import Probes
 from services.launcher.pull import Pull
 from services.launcher.restart import RestartPolicy
 from services.launcher.screen import Screen
-from services.launcher.settings import GivenFlags, Settings, resolve_settings, served_name
+from services.launcher.settings import GivenFlags, Settings, resolve_settings
 from services.launcher.supervisor import Supervisor
-
-_PROGRESS_S = 0.25
-_COUNTDOWN_S = 0.5
-_PLAIN_COUNTDOWN_S = 5
+from services.launcher.view import View
 
 
 def serve(model: str, given: GivenFlags, *, out: TextIO) -> int:
@@ -74,6 +70,7 @@ async def _serve(
         view = View(supervisor.children, settings, probes=probes, screen=screen)
         return await supervisor.run(
             until_ready=lambda: view.until_ready(started_at=started_at),
+            while_ready=view.show_traffic,
             until_back=view.until_back,
             until_drained=view.count_down,
         )
@@ -109,92 +106,3 @@ def _logger(screen: Screen) -> Callable[[Child, str], None]:
 
 def _json_logger(screen: Screen) -> Callable[[Child, str], None]:
     return lambda child, line: screen.raw(format_json(child.name, line))
-
-
-class View:
-    """What the user sees of the children: how far they are, who they are, when they are ready."""
-
-    def __init__(
-        self, children: Sequence[Child], settings: Settings, *, probes: Probes, screen: Screen
-    ) -> None:
-        """
-        Args:
-            children: All of them.
-            settings: What they were started with.
-            probes: How they are asked.
-            screen: Where it is shown.
-        """
-        self._children = children
-        self._settings = settings
-        self._probes = probes
-        self._screen = screen
-
-    async def until_ready(self, *, started_at: float) -> None:
-        """Show progress until every child is ready, then the table and what to paste."""
-        async with asyncio.TaskGroup() as tasks:
-            pending = {tasks.create_task(self.until_back(child)): child for child in self._children}
-            ticker = tasks.create_task(self._show_progress(pending, started_at=started_at))
-            await asyncio.wait(pending)
-            ticker.cancel()
-        self._screen.status("", milestone="ready")
-        await self._show_ready(seconds=time.monotonic() - started_at)
-
-    async def until_back(self, child: Child) -> None:
-        """Return once one child is ready."""
-        if child.spec.service == "gateway":
-            await self._probes.until_gateway_ready(child.spec.url)
-        else:
-            await self._probes.until_ready(child.spec.address)
-
-    async def _show_progress(
-        self, waits: dict[asyncio.Task[None], Child], *, started_at: float
-    ) -> None:
-        while True:
-            pending = [child for task, child in waits.items() if not task.done()]
-            names = [child.name for child in pending]
-            states = await self._worker_states(pending)
-            seconds = time.monotonic() - started_at
-            self._screen.status(
-                report.progress(states, names, seconds=seconds),
-                milestone=report.milestone(states, names),
-            )
-            await asyncio.sleep(_PROGRESS_S)
-
-    async def _worker_states(self, children: Sequence[Child]) -> dict[str, WorkerState]:
-        states = {}
-        for child in children:
-            if child.spec.service == "worker":
-                state = await self._probes.worker_state(child.spec.address)
-                states[child.name] = state or WorkerState()
-        return states
-
-    async def _show_ready(self, *, seconds: float) -> None:
-        states = await self._worker_states(self._children)
-        rows = [
-            report.Row(child.name, child.pid, child.spec.url, states.get(child.name))
-            for child in self._children
-        ]
-        url = next(c.spec.url for c in self._children if c.spec.service == "gateway")
-        lines = ["", *report.table(rows), ""]
-        lines += [f"API {url}/v1   docs {url}/docs   metrics {url}/metrics", ""]
-        lines += [f"ready in {seconds:.1f} s - {url}", ""]
-        lines += [*self._snippets(url), ""]
-        for line in lines:
-            self._screen.line(line)
-
-    def _snippets(self, url: str) -> list[str]:
-        gateway = self._settings.services["gateway"].config
-        name = getattr(gateway, "served_model_name", None) or served_name(self._settings.model)
-        return report.snippets(url, model=name, needs_key=bool(getattr(gateway, "api_key", None)))
-
-    async def count_down(self, deadline: float) -> None:
-        """Show how many requests are left and how long they may take, until cancelled."""
-        scheduler = next(c.spec.address for c in self._children if c.spec.service == "scheduler")
-        while True:
-            num_requests = await self._probes.num_requests(scheduler)
-            seconds_left = max(0.0, deadline - time.monotonic())
-            self._screen.status(
-                report.draining(num_requests, seconds_left=seconds_left),
-                milestone=f"draining {num_requests} {seconds_left // _PLAIN_COUNTDOWN_S}",
-            )
-            await asyncio.sleep(_COUNTDOWN_S)

@@ -87,6 +87,7 @@ class Supervisor:
         self,
         *,
         until_ready: Callable[[], Awaitable[None]],
+        while_ready: Callable[[], Awaitable[None]],
         until_back: Callable[[Child], Awaitable[None]],
         until_drained: Callable[[float], Coroutine[None, None, None]],
     ) -> int:
@@ -94,6 +95,7 @@ class Supervisor:
 
         Args:
             until_ready: Returns once every child is ready.
+            while_ready: Runs from then on, until the end begins.
             until_back: Returns once one child that was started again is ready.
             until_drained: Runs while the children drain, and may show how far they are; it is given
                 the monotonic time at which they will be ended, and cancelled when they have ended.
@@ -104,13 +106,14 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as lives:
                 keepers = [lives.create_task(self._keep(c, until_back)) for c in self.children]
-                starting = lives.create_task(self._start(until_ready))
+                serving = lives.create_task(self._serve(until_ready, while_ready))
                 await self._ending.wait()
-                starting.cancel()
+                serving.cancel()
                 deadline = time.monotonic() + self._patience_s + _GRACE_S
-                showing = lives.create_task(until_drained(deadline))
+                showing = [lives.create_task(until_drained(deadline))] if self._patience_s else []
                 await self._end_all(keepers, deadline=deadline)
-                showing.cancel()
+                for task in showing:
+                    task.cancel()
         finally:
             for child in self.children:
                 child.signal(signal.SIGKILL)
@@ -127,9 +130,12 @@ class Supervisor:
         if phase is not Phase.READY:
             self._ending.set()
 
-    async def _start(self, until_ready: Callable[[], Awaitable[None]]) -> None:
+    async def _serve(
+        self, until_ready: Callable[[], Awaitable[None]], while_ready: Callable[[], Awaitable[None]]
+    ) -> None:
         await until_ready()
         self._enter(Phase.READY)
+        await while_ready()
 
     async def _keep(self, child: Child, until_back: Callable[[Child], Awaitable[None]]) -> None:
         """One child's lives, one after the other."""

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.system import System
+from tests.tiny_models import make_tiny_model
 
 Serve = Callable[..., System]
 TINY_FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "2048")
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with a tokenizer and a chat template; its context is 4,096 tokens."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    return make_tiny_model(directory, tokenizer=True, max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="session")

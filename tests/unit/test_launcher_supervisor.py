@@ -68,13 +68,21 @@ class Stage:
             for child in self.supervisor.children:
                 await self.until_up(child.name)
 
+        async def forever() -> None:
+            await asyncio.Event().wait()
+
         async def back(child: Child) -> None:
             await self.until(lambda: child.is_alive)
 
         async def drained(deadline: float) -> None:
             del deadline
 
-        return await self.supervisor.run(until_ready=ready, until_back=back, until_drained=drained)
+        return await self.supervisor.run(
+            until_ready=ready,
+            while_ready=forever,
+            until_back=back,
+            until_drained=drained,
+        )
 
 
 async def test_a_child_that_dies_before_ready_stops_all_and_is_named_with_its_last_lines() -> None:
