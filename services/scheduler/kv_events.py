@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import grpc
 
@@ -114,7 +115,7 @@ class KvPublisher:
             while (answer := await call.read()) is not grpc.aio.EOF:
                 metrics.KV_STREAM_UP.set(1)
                 self._answered_at = time.monotonic()
-                self._on_answer(answer)
+                self._on_answer(cast(pb.KvAck, answer))
         except grpc.aio.AioRpcError as error:
             raise translate(error) from None
         raise Unavailable("the kvstore ended the stream")

@@ -36,11 +36,10 @@ class Judge:
 class Pulse:
     """When a peer was last heard."""
 
-    __slots__ = ("_dead_after_s", "_heard_at")
+    __slots__ = ("_heard_at",)
 
-    def __init__(self, *, now: float, dead_after_s: float = DEAD_AFTER_S) -> None:
+    def __init__(self, *, now: float) -> None:
         self._heard_at = now
-        self._dead_after_s = dead_after_s
 
     def beat(self, now: float) -> None:
         """A frame has come."""
@@ -52,4 +51,4 @@ class Pulse:
 
     def is_dead(self, now: float) -> bool:
         """Whether the silence is too long."""
-        return self.silent_s(now) > self._dead_after_s
+        return self.silent_s(now) > DEAD_AFTER_S

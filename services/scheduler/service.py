@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from services.common.errors import NotFound, Unavailable
 from services.common.lifecycle import Lifecycle, freeze_garbage
@@ -102,8 +104,22 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return attachment_to_message(attachment, address=self._fleet.address)
 
 
-async def serve(config: SchedulerConfig, life: Lifecycle) -> None:
-    """Run the scheduler until it is asked to stop; then drain."""
+@dataclass(frozen=True, slots=True)
+class OpenScheduler:
+    """A scheduler that accepts connections.
+
+    Attributes:
+        address: "host:port" of its gRPC server.
+        fleet: Its engines.
+    """
+
+    address: str
+    fleet: Fleet
+
+
+@asynccontextmanager
+async def open_scheduler(config: SchedulerConfig) -> AsyncGenerator[OpenScheduler, None]:
+    """Accept connections; on leaving, end whatever is left."""
     async with asyncio.TaskGroup() as tasks:
         publisher = KvPublisher(config.kvstore, cluster_token=config.cluster_token)
         fleet = Fleet(tasks=tasks, policy=_policy(config), publisher=publisher)
@@ -116,31 +132,44 @@ async def serve(config: SchedulerConfig, life: Lifecycle) -> None:
         )
         address = await server.start()
         fleet.address = config.advertise_address or await _reachable(address)
-        http_port = start_metrics_server(config.host, config.http_port)
         background = [
             tasks.create_task(publisher.run()),
             tasks.create_task(_tick(fleet, streams)),
             tasks.create_task(_report_health(fleet, server)),
         ]
+        try:
+            yield OpenScheduler(address, fleet)
+        finally:
+            fleet.abandon_all("the scheduler stops")
+            streams.end_all(Unavailable("the scheduler has stopped"))
+            await server.stop(grace_s=STOP_GRACE_S)
+            for task in background:
+                task.cancel()
+
+
+async def serve(config: SchedulerConfig, life: Lifecycle) -> None:
+    """Run the scheduler until it is asked to stop; then drain."""
+    async with open_scheduler(config) as scheduler:
+        http_port = start_metrics_server(config.host, config.http_port)
         freeze_garbage()
-        log.info("listening", address=address, http_port=http_port)
+        log.info("listening", address=scheduler.address, http_port=http_port)
         await life.stopping.wait()
-        await _drain(fleet, timeout_s=config.drain_timeout_s)
-        streams.end_all(Unavailable("the scheduler has stopped"))
-        await server.stop(grace_s=STOP_GRACE_S)
-        for task in background:
-            task.cancel()
+        await drain(scheduler.fleet, timeout_s=config.drain_timeout_s)
 
 
-async def _drain(fleet: Fleet, *, timeout_s: float) -> None:
-    """Let what is here finish; what is left then ends with an error on which its client resumes."""
+async def drain(fleet: Fleet, *, timeout_s: float) -> None:
+    """Refuse new requests and wait until those that are here have ended.
+
+    Args:
+        fleet: The engines.
+        timeout_s: How long to wait; what is left then is the caller's to end.
+    """
     fleet.drain_all()
     try:
         async with asyncio.timeout(timeout_s):
             await fleet.wait_until_empty()
     except TimeoutError:
         log.warning("drain_timed_out", num_requests=fleet.num_tickets)
-    fleet.abandon_all("the scheduler stops")
 
 
 async def _tick(fleet: Fleet, streams: StreamHost) -> None:
