@@ -50,6 +50,11 @@ class KvPublisher:
         self._wake = asyncio.Event()
         self._answered_at = 0.0
 
+    @property
+    def num_backlog_keys(self) -> int:
+        """Changed keys that wait or are unacknowledged, over all engines; bounded per engine."""
+        return sum(feed.num_backlog_keys for feed in self._feeds.values())
+
     def engine_up(self, card: EngineCard, *, published_keys: Callable[[], Iterable[bytes]]) -> None:
         """An engine is ready; it holds no blocks yet.
 
@@ -150,8 +155,7 @@ class KvPublisher:
             return
 
     def _check_answers(self) -> None:
-        backlog = sum(feed.num_backlog_keys for feed in self._feeds.values())
-        metrics.KV_BACKLOG_KEYS.set(backlog)
+        metrics.KV_BACKLOG_KEYS.set(self.num_backlog_keys)
         is_waiting = any(feed.has_unacked and not feed.is_fenced for feed in self._feeds.values())
         if is_waiting and time.monotonic() - self._answered_at > ANSWER_TIMEOUT_S:
             raise Unavailable(f"the kvstore has not answered for {ANSWER_TIMEOUT_S:g} s")
