@@ -15,6 +15,8 @@ def read_config(raw: HfConfig) -> ModelConfig:
     Raises:
         ConfigError: It names a feature that is not supported.
     """
+    if raw.get("layer_types") is not None:
+        raise raw.wrong("layer_types", "absent: all layers of a mistral share one window")
     window = 4096 if not raw.has("sliding_window") else raw.optional_integer("sliding_window")
     return read_decoder_config(
         raw,
