@@ -158,7 +158,7 @@ def _wanted_indexes(request: GenerateRequest) -> list[int]:
 
 
 def _open_choices(request: GenerateRequest, generation: Generation) -> list[NewChoice]:
-    """The choices that must be generated further; what is there of them goes into the generation."""
+    """The choices to be generated further; what is there of them goes into ``generation``."""
     resumed = request.resume.choices if request.resume is not None else ()
     given = {choice.index: choice for choice in resumed if not choice.is_finished}
     choices = []

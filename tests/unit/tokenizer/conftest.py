@@ -1,4 +1,4 @@
-"""A small model directory with a byte-level tokenizer, and a tokenizer service before a fake scheduler."""
+"""A small model with a byte-level tokenizer; a tokenizer service before a fake scheduler."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +26,7 @@ def reference(text: str, stops: list[str]) -> tuple[int, str] | None:
 
 def chunks_of(text: str, cuts: list[int]) -> list[str]:
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 def found(pieces: list[str], stops: list[str]) -> tuple[int, str] | None:
