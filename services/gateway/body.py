@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from services.common.errors import InvalidRequest, TooLarge
 from services.gateway.disconnect import ClientGone
 
 MAX_DEPTH = 128
+BODY_WITHIN_S = 60.0
 DISCARD_FACTOR = 4
 """A body too large is still read, and thrown away, up to so many times the limit: a client that is
 cut off while it sends never sees the reply."""
@@ -30,10 +32,18 @@ async def read_body(receive: Receive, *, headers: Headers, max_bytes: int) -> by
 
     Raises:
         TooLarge: It has more bytes.
-        InvalidRequest: It is not declared to be JSON.
+        InvalidRequest: It is not declared to be JSON, or does not come.
         ClientGone: The client left before it was complete.
     """
     _require_json(headers)
+    try:
+        async with asyncio.timeout(BODY_WITHIN_S):
+            return await _read_all(receive, max_bytes)
+    except TimeoutError:
+        raise InvalidRequest(f"the body did not come within {BODY_WITHIN_S:g} s") from None
+
+
+async def _read_all(receive: Receive, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
@@ -15,7 +15,12 @@ class ClientGone(Exception):
     """Nobody reads the answer any more."""
 
 
-async def until_gone(work: Awaitable[T], *, receive: Receive, cut_off: Awaitable[None]) -> T:
+async def until_gone(
+    work: Awaitable[T],
+    *,
+    receive: Receive,
+    cut_off: Callable[[], Coroutine[Any, Any, None]],
+) -> T:
     """Do the work unless the client goes first.
 
     Args:
@@ -29,7 +34,7 @@ async def until_gone(work: Awaitable[T], *, receive: Receive, cut_off: Awaitable
     """
     try:
         async with asyncio.TaskGroup() as group:
-            watchers = [group.create_task(_watch(receive)), group.create_task(_wait(cut_off))]
+            watchers = [group.create_task(_watch(receive)), group.create_task(cut_off())]
             result = await work
             for watcher in watchers:
                 watcher.cancel()
@@ -42,10 +47,6 @@ async def _watch(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientGone
-
-
-async def _wait(cut_off: Awaitable[None]) -> None:
-    await cut_off
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

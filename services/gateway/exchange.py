@@ -95,15 +95,16 @@ class Exchange(Response):
             await error_response(error)(scope, receive, stream.send)
 
     async def _answer(self, scope: Scope, receive: Receive, stream: EventStream) -> None:
+        arrival = time.monotonic()
         headers = Headers(scope=scope)
         body = await read_body(receive, headers=headers, max_bytes=self._context.max_body_bytes)
         caller = Caller(tenant=scope.get("tenant", ""), trace=trace_of(headers))
         plan = self._planner(parse_object(body), caller)
-        with self._context.metrics.record(plan.requests) as record:
+        with self._context.metrics.record(plan.requests, arrival=arrival) as record:
             await until_gone(
                 self._generate(plan, record, stream),
                 receive=receive,
-                cut_off=self._context.admission.wait_cut_off(),
+                cut_off=self._context.admission.wait_cut_off,
             )
 
     async def _generate(self, plan: Plan, record: RequestRecord, stream: EventStream) -> None:

@@ -153,11 +153,10 @@ class Fleet:
         return [(model, engine) for (model, _), engine in newest.items()]
 
     def worker_of(self, engine_id: int) -> str:
-        """The label of an engine's worker; "" = not known (any more)."""
-        for _, engine in self.engines():
-            if engine.engine_id == engine_id:
-                return engine.worker_id
-        return ""
+        """The label of an engine's worker; the only one there is, if that engine is not known."""
+        labels = {engine.engine_id: engine.worker_id for _, engine in self.engines()}
+        fallback = next(iter(labels.values())) if len(labels) == 1 else ""
+        return labels.get(engine_id, fallback)
 
     def readiness(self, *, now: float) -> Readiness:
         """Whether any tokenizer would serve a request."""

@@ -154,6 +154,37 @@ class Histogram:
         return family
 
 
+class PromptRecord:
+    """What the generation of one prompt looked like."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        """
+        Args:
+            request: What was asked for.
+        """
+        self.request = request
+        self.first_token: float | None = None
+        self.gaps: list[tuple[float, int]] = []
+        self.finishes: list[Finish] = []
+        self._last: dict[int, float] = {}
+
+    def update(self, update: Update, *, now: float) -> None:
+        """Tokens or an end have come."""
+        for choice in update.choices:
+            if len(choice.token_ids):
+                self._tokens(choice.index, len(choice.token_ids), now)
+            if choice.finish is not None:
+                self.finishes.append(choice.finish)
+
+    def _tokens(self, index: int, num_new: int, now: float) -> None:
+        last = self._last.get(index)
+        if last is not None:
+            self.gaps.append(((now - last) / num_new, num_new))
+        elif self.first_token is None:
+            self.first_token = now
+        self._last[index] = now
+
+
 class RequestRecord:
     """What one HTTP request looked like, until it ends."""
 
@@ -163,27 +194,12 @@ class RequestRecord:
             requests: One per prompt.
             arrival: Monotonic seconds.
         """
-        self.requests = requests
         self.arrival = arrival
-        self.first_token: float | None = None
-        self.gaps: list[tuple[float, int]] = []
-        self.finishes: list[Finish] = []
-        self._last: dict[tuple[int, int], float] = {}
+        self.prompts = [PromptRecord(request) for request in requests]
 
     def update(self, prompt_index: int, update: Update, *, now: float) -> None:
         """Tokens or an end have come."""
-        for choice in update.choices:
-            num_new = len(choice.token_ids)
-            if num_new:
-                key = (prompt_index, choice.index)
-                last = self._last.get(key)
-                if last is not None:
-                    self.gaps.append(((now - last) / num_new, num_new))
-                elif self.first_token is None:
-                    self.first_token = now
-                self._last[key] = now
-            if choice.finish is not None:
-                self.finishes.append(choice.finish)
+        self.prompts[prompt_index].update(update, now=now)
 
 
 class GatewayMetrics:
@@ -207,29 +223,39 @@ class GatewayMetrics:
         return generate_latest(self._registry)
 
     @contextmanager
-    def record(self, requests: Sequence[GenerationRequest]) -> Iterator[RequestRecord]:
-        """Record one HTTP request; it counts when the block is left, however."""
-        record = RequestRecord(requests, arrival=time.monotonic())
+    def record(
+        self, requests: Sequence[GenerationRequest], *, arrival: float
+    ) -> Iterator[RequestRecord]:
+        """Record one HTTP request; it counts when the block is left, however.
+
+        Args:
+            requests: One per prompt.
+            arrival: Monotonic seconds at which it came.
+        """
+        record = RequestRecord(requests, arrival=arrival)
         try:
             yield record
         finally:
             self._enter(record, now=time.monotonic())
 
     def _enter(self, record: RequestRecord, *, now: float) -> None:
-        engine = record.finishes[0].timings.engine_id if record.finishes else 0
-        labels = (record.requests[0].model, self._fleet.worker_of(engine))
-        self._enter_latencies(record, labels)
-        for finish in record.finishes:
-            self._enter_phases(finish, labels)
-        if record.finishes:
-            self._enter_sizes(record, labels)
-            self._histograms["e2e"].observe(labels, now - record.arrival)
+        for prompt in record.prompts:
+            engine = prompt.finishes[0].timings.engine_id if prompt.finishes else 0
+            labels = (prompt.request.model, self._fleet.worker_of(engine))
+            self._enter_latencies(prompt, labels, arrival=record.arrival)
+            for finish in prompt.finishes:
+                self._enter_phases(finish, labels)
+            if prompt.finishes:
+                self._enter_sizes(prompt, labels)
+                self._histograms["e2e"].observe(labels, now - record.arrival)
 
-    def _enter_latencies(self, record: RequestRecord, labels: tuple[str, str]) -> None:
-        if record.first_token is not None:
-            self._histograms["ttft"].observe(labels, record.first_token - record.arrival)
+    def _enter_latencies(
+        self, prompt: PromptRecord, labels: tuple[str, str], *, arrival: float
+    ) -> None:
+        if prompt.first_token is not None:
+            self._histograms["ttft"].observe(labels, prompt.first_token - arrival)
         between = self._histograms["itl"]
-        for gap, times in record.gaps:
+        for gap, times in prompt.gaps:
             between.observe(labels, gap, times=times)
 
     def _enter_phases(self, finish: Finish, labels: tuple[str, str]) -> None:
@@ -249,11 +275,11 @@ class GatewayMetrics:
         """Clocks of two processes may differ by a little: no time is below 0."""
         self._histograms[key].observe(labels, max(value, 0.0))
 
-    def _enter_sizes(self, record: RequestRecord, labels: tuple[str, str]) -> None:
+    def _enter_sizes(self, prompt: PromptRecord, labels: tuple[str, str]) -> None:
         histograms = self._histograms
-        outputs = [finish.usage.output_tokens for finish in record.finishes]
-        usage = record.finishes[0].usage
-        request = record.requests[0]
+        outputs = [finish.usage.output_tokens for finish in prompt.finishes]
+        usage = prompt.finishes[0].usage
+        request = prompt.request
         histograms["prompt_tokens"].observe(labels, usage.prompt_tokens)
         histograms["computed_tokens"].observe(labels, usage.prompt_tokens - usage.cached_tokens)
         histograms["output_tokens"].observe(labels, sum(outputs))

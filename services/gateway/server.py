@@ -55,7 +55,11 @@ async def serve(config: GatewayConfig, life: Lifecycle) -> None:
 
 
 class GatewayServer:
-    """One gateway: ``start``, then ``stop`` once."""
+    """One gateway: ``start``, then ``stop``.
+
+    Attributes:
+        drain_timeout_s: How long ``stop`` lets the requests inside finish.
+    """
 
     def __init__(self, config: GatewayConfig) -> None:
         """
@@ -66,6 +70,7 @@ class GatewayServer:
             ConfigError: A key is malformed.
         """
         fleet = Fleet()
+        self.drain_timeout_s = config.drain_timeout_s
         self._config = config
         self._client = TokenizerClient(
             config.tokenizers, fleet=fleet, cluster_token=config.cluster_token
@@ -95,7 +100,9 @@ class GatewayServer:
 
     async def stop(self) -> None:
         """Take no more requests, let those inside end, and hang up."""
-        await self._admission.drain(self._config.drain_timeout_s)
+        if self._server.should_exit:
+            return
+        await self._admission.drain(self.drain_timeout_s)
         self._server.should_exit = True
         await self._serving
         self._links.cancel()

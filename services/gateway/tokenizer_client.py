@@ -14,6 +14,7 @@ from itertools import count
 import grpc
 
 from services.common.errors import (
+    Cancelled,
     InvariantError,
     SluicewayError,
     Unavailable,
@@ -109,10 +110,19 @@ class TokenizerClient:
 
     async def run(self) -> None:
         """Keep a connection and an Info stream to each address, until cancelled."""
+        try:
+            await self._keep_linked()
+        finally:
+            for peer in self._peers.values():
+                await peer.channel.close()
+
+    async def _keep_linked(self) -> None:
         async with asyncio.TaskGroup() as group:
             async for addresses in self._endpoints.watch():
                 for address in self._peers.keys() - addresses:
-                    self._peers.pop(address).follower.cancel()
+                    retired = self._peers.pop(address)
+                    retired.follower.cancel()
+                    group.create_task(retired.channel.close(CLOSE_GRACE_S))
                 for address in sorted(addresses - self._peers.keys()):
                     channel = connect(address, cluster_token=self._token)
                     follower = group.create_task(self._follow(address, channel))
@@ -121,13 +131,9 @@ class TokenizerClient:
     async def _follow(self, address: str, channel: grpc.aio.Channel) -> None:
         """Copy a tokenizer's Info stream into the fleet, again and again."""
         stub = tokenizer_pb2_grpc.TokenizerStub(channel)
-        try:
-            while True:
-                await self._follow_once(address, stub)
-                await asyncio.sleep(RETRY_PAUSE_S)
-        finally:
-            self._fleet.lost(address)
-            await channel.close(CLOSE_GRACE_S)
+        while True:
+            await self._follow_once(address, stub)
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _follow_once(self, address: str, stub: tokenizer_pb2_grpc.TokenizerAsyncStub) -> None:
         call = stub.Info(tokenizer_pb2.InfoRequest(), wait_for_ready=True)
@@ -159,7 +165,9 @@ class TokenizerClient:
             tried.add(address)
             try:
                 return await self._admit_at(address, request, attempt=attempt)
-            except (Unavailable, WorkerLost) as error:
+            except (Unavailable, WorkerLost, InvariantError) as error:
+                if isinstance(error, InvariantError) and attempt > 0:
+                    raise  # a bug that two copies have is not cured by a third
                 log.warning("request_moved", request_id=request.request_id, left=address)
                 last = error
         raise last or self._not_ready()
@@ -221,8 +229,11 @@ async def _read(call: GenerateCall, *, before_first: bool = False) -> Update | N
         message = await call.read()
     except grpc.aio.AioRpcError as error:
         translated = translate(error)
+        # A peer that ends a call which we did not cancel is on its way out.
+        if isinstance(translated, Cancelled):
+            translated = Unavailable(f"the tokenizer hung up: {translated.message}")
         if isinstance(translated, Unavailable) and not before_first:
-            raise WorkerLost(f"the tokenizer was lost: {translated.message}") from None
+            translated = WorkerLost(f"the tokenizer was lost: {translated.message}")
         raise translated from None
     return None if message is grpc.aio.EOF else update_from_message(message)
 

@@ -1,8 +1,8 @@
 """A tokenizer that answers from a script, over real gRPC.
 
-What it says is deterministic; it can be slow, refuse, break off in the middle or die, as the script says.
-Its "tokens" are pieces of text with ids of its own making: ``encode`` and ``decode`` are each other's
-inverse.
+What it says is deterministic; it can be slow, refuse, break off in the middle or die, as the script
+says. Its "tokens" are pieces of text with ids of its own making: ``encode`` and ``decode`` are each
+other's inverse.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Script:
         tokens_per_delta: Tokens that each delta carries.
         refusal: Raised instead of the first delta.
         refused_finish: The first delta is a finish with this error.
-        breaks_after: After so many deltas the stream ends, with ``break_error`` or without a finish.
+        breaks_after: After so many deltas the stream ends: with ``break_error``, or just so.
         break_error: See there.
         failure: The finish of choice 0 is this error.
         gate: Waited for between admission and the first token.
@@ -130,6 +130,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         num_running: Generations that have neither ended nor been cancelled.
         num_cancelled: Generations that the client gave up.
         vocabulary: Its tokens.
+        info: What it says on Info streams; see ``set_info``.
     """
 
     def __init__(self, script: Script | None = None) -> None:
@@ -141,7 +142,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.vocabulary = Vocabulary()
         self.address = ""
         self.server: RpcServer | None = None
-        self._info = ready_info()
+        self.info = ready_info()
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
@@ -179,24 +180,24 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
 
     async def set_info(self, info: tokenizer_pb2.ServiceInfo) -> None:
         """Say something else on every Info stream."""
-        self._info = info
+        self.info = info
         await self._notify()
 
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    async def Info(  # noqa: N802 - gRPC's name
+    async def Info(
         self, request: tokenizer_pb2.InfoRequest, context: object
     ) -> AsyncIterator[tokenizer_pb2.ServiceInfo]:
         """The present state, then every change."""
         while True:
-            said = self._info
+            said = self.info
             yield said
             async with self._changed:
-                await self._changed.wait_for(lambda said=said: self._info is not said)
+                await self._changed.wait_for(lambda said=said: self.info is not said)
 
-    async def Generate(  # noqa: N802
+    async def Generate(
         self, request: tokenizer_pb2.GenerateRequest, context: object
     ) -> AsyncIterator[tokenizer_pb2.TextDelta]:
         """Play the script."""
@@ -235,7 +236,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
                 return
             await asyncio.sleep(script.pace_s)
 
-    async def Tokenize(  # noqa: N802
+    async def Tokenize(
         self, request: tokenizer_pb2.TokenizeRequest, context: object
     ) -> tokenizer_pb2.TokenizeReply:
         """Ids of a text."""
@@ -243,13 +244,13 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         tokens = [self.vocabulary.decode([i]) for i in ids]
         return tokenizer_pb2.TokenizeReply(ids=ids, tokens=tokens, max_model_len=MAX_MODEL_LEN)
 
-    async def Detokenize(  # noqa: N802
+    async def Detokenize(
         self, request: tokenizer_pb2.DetokenizeRequest, context: object
     ) -> tokenizer_pb2.DetokenizeReply:
         """Text of ids."""
         return tokenizer_pb2.DetokenizeReply(text=self.vocabulary.decode(request.ids))
 
-    async def Render(  # noqa: N802
+    async def Render(
         self, request: tokenizer_pb2.RenderRequest, context: object
     ) -> tokenizer_pb2.RenderReply:
         """A conversation as text and ids."""

@@ -98,7 +98,7 @@ class UnknownFields:
             if harmless is None:
                 self._log_once(where + name)
             elif value is not None and not _is_one_of(value, harmless):
-                raise InvalidRequest(_refusal(name), param=where + name)
+                raise InvalidRequest(_refusal(name, where), param=where + name)
 
     def _log_once(self, name: str) -> None:
         name = name[:MAX_NAME_LENGTH]
@@ -113,6 +113,6 @@ def _is_one_of(value: object, harmless: tuple[object, ...]) -> bool:
     return any(type(value) is type(other) and value == other for other in harmless)
 
 
-def _refusal(name: str) -> str:
+def _refusal(name: str, where: str) -> str:
     instead = _INSTEAD.get(name)
-    return f"{name} is not supported here" + (f": {instead}" if instead else "")
+    return f"{where}{name} is not supported here" + (f": {instead}" if instead else "")

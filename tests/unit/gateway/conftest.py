@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -38,10 +39,13 @@ class Front:
         body = {"model": MODEL, "prompt": prompt} | fields
         return await self.http.post("/v1/completions", json=body)
 
-    async def until_ready(self) -> None:
-        """Return once /health is 200."""
+    async def until_health(self, status: int) -> float:
+        """Seconds until /health has this status; HTTP has no way to be told."""
+        start = time.monotonic()
         async with asyncio.timeout(READY_WITHIN_S):
-            while (await self.http.get("/health")).status_code != 200:
+            while True:
+                if (await self.http.get("/health")).status_code == status:
+                    return time.monotonic() - start
                 await asyncio.sleep(0.01)
 
 
@@ -76,7 +80,7 @@ async def gateway(
             front = Front(url, http, tokenizers[0], server)
             try:
                 if wait:
-                    await front.until_ready()
+                    await front.until_health(200)
                 yield front
             finally:
                 await http.aclose()

@@ -1,0 +1,110 @@
+"""A client that goes frees what was started for it at once, in every phase."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.fakes.tokenizer import MODEL, FakeTokenizer, Script
+from tests.unit.gateway.conftest import Front, gateway
+
+WITHIN_S = 5
+CHAT = "/v1/chat/completions"
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_closing_a_stream_cancels_its_generation(front: Front, n: int) -> None:
+    front.tokenizer.script = Script(tokens=("a",) * 10_000, pace_s=0.01)
+    async with front.http.stream("POST", CHAT, json=BODY | {"stream": True, "n": n}) as response:
+        async for _ in response.aiter_bytes():
+            break
+    async with asyncio.timeout(WITHIN_S):
+        await front.tokenizer.wait_idle()
+    assert front.tokenizer.num_cancelled == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_going_away_before_the_first_token_cancels(front: Front, stream: bool) -> None:
+    front.tokenizer.script = Script(gate=asyncio.Event())
+    async with asyncio.TaskGroup() as group:
+        request = group.create_task(front.http.post(CHAT, json=BODY | {"stream": stream}))
+        await front.tokenizer.wait_for_requests(1)
+        request.cancel()
+    async with asyncio.timeout(WITHIN_S):
+        await front.tokenizer.wait_idle()
+    assert front.tokenizer.num_cancelled == 1
+
+
+async def test_going_away_from_a_whole_reply_cancels(front: Front) -> None:
+    front.tokenizer.script = Script(tokens=("a",) * 10_000, pace_s=0.01)
+    async with asyncio.TaskGroup() as group:
+        request = group.create_task(front.http.post(CHAT, json=BODY))
+        await front.tokenizer.wait_for_deltas(5)
+        request.cancel()
+    async with asyncio.timeout(WITHIN_S):
+        await front.tokenizer.wait_idle()
+    assert front.tokenizer.num_cancelled == 1
+
+
+async def test_going_away_cancels_every_prompt_of_a_batch(front: Front) -> None:
+    front.tokenizer.script = Script(gate=asyncio.Event())
+    async with asyncio.TaskGroup() as group:
+        request = group.create_task(front.complete(["a", "b", "c"], stream=True))
+        await front.tokenizer.wait_for_requests(3)
+        request.cancel()
+    async with asyncio.timeout(WITHIN_S):
+        await front.tokenizer.wait_idle()
+    assert front.tokenizer.num_cancelled == 3
+
+
+async def test_reading_to_the_end_cancels_nothing(front: Front) -> None:
+    for stream in (False, True):
+        await asyncio.gather(*(front.chat(stream=stream) for _ in range(10)))
+    await front.tokenizer.wait_idle()
+    assert front.tokenizer.num_cancelled == 0
+
+
+async def test_headers_are_sent_at_admission_and_not_before(front: Front) -> None:
+    gate = asyncio.Event()
+    front.tokenizer.script = Script(gate=gate)
+    async with front.http.stream("POST", CHAT, json=BODY | {"stream": True}) as response:
+        assert response.status_code == 200  # though no token has come yet
+        gate.set()
+        text = "".join([piece async for piece in response.aiter_text()])
+    assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_reader_that_does_not_read_does_not_hold_up_the_others() -> None:
+    async with FakeTokenizer().serving() as tokenizer, gateway(tokenizer) as front:
+        tokenizer.script = Script(tokens=("x" * 20_000,) * 2_000)
+        async with front.http.stream("POST", CHAT, json=BODY | {"stream": True}) as stuck:
+            assert stuck.status_code == 200
+            tokenizer.script = Script()
+            async with asyncio.timeout(WITHIN_S):
+                response = await front.chat()
+            assert response.status_code == 200
+            assert tokenizer.num_running == 1  # held back, not lost
+
+
+async def test_equal_client_ids_do_not_mix_requests(front: Front) -> None:
+    gate = asyncio.Event()
+    front.tokenizer.script = Script(gate=gate)
+    headers = {"X-Request-Id": "same"}
+    async with asyncio.TaskGroup() as group:
+        both = [
+            group.create_task(
+                front.http.post(CHAT, json=BODY | {"request_id": "same"}, headers=headers)
+            )
+            for _ in range(2)
+        ]
+        await front.tokenizer.wait_for_requests(2)
+        both[0].cancel()
+        gate.set()
+        response: httpx.Response = await both[1]
+    assert response.json()["choices"][0]["message"]["content"] == "Hello, world!"
+    assert response.headers["x-request-id"] == "same"
+    first, second = front.tokenizer.requests
+    assert first.key.request_id != second.key.request_id
