@@ -16,7 +16,6 @@ _PEERS = {
     "tokenizers": "tokenizer",
     "schedulers": "scheduler",
     "kvstores": "kvstore",
-    "kvstore": "kvstore",
 }
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 

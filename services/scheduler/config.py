@@ -22,7 +22,7 @@ class SchedulerConfig(ServiceConfig):
         None,
         description="host:port at which tokenizers reach this scheduler; default: as it listens.",
     )
-    kvstore: tuple[str, ...] = Field(
+    kvstores: tuple[str, ...] = Field(
         (),
         description="Addresses of the kvstore's copies (host:port or dns:///name:port); "
         "empty = KV blocks are published nowhere.",

@@ -121,7 +121,7 @@ class OpenScheduler:
 async def open_scheduler(config: SchedulerConfig) -> AsyncGenerator[OpenScheduler, None]:
     """Accept connections; on leaving, end whatever is left."""
     async with asyncio.TaskGroup() as tasks:
-        publisher = KvPublisher(config.kvstore, cluster_token=config.cluster_token)
+        publisher = KvPublisher(config.kvstores, cluster_token=config.cluster_token)
         fleet = Fleet(tasks=tasks, policy=_policy(config), publisher=publisher)
         streams = StreamHost(tasks)
         server = RpcServer(host=config.host, port=config.port, cluster_token=config.cluster_token)

@@ -226,7 +226,7 @@ async def test_a_fenced_engine_publishes_no_more() -> None:
 async def test_blocks_of_served_requests_are_published_with_the_keys_of_their_tokens() -> None:
     index = Index()
     async with serving(index) as address:
-        config = SchedulerConfig(port=0, http_port=0, kvstore=(address,))
+        config = SchedulerConfig(port=0, http_port=0, kvstores=(address,))
         async with (
             open_scheduler(config) as scheduler,
             asyncio.TaskGroup() as tasks,
@@ -258,7 +258,7 @@ async def test_an_index_that_is_no_use_delays_no_token(state: str) -> None:
             address = await stack.enter_async_context(serving(mute))
         else:
             address = "127.0.0.1:9"
-        config = SchedulerConfig(port=0, http_port=0, kvstore=(address,))
+        config = SchedulerConfig(port=0, http_port=0, kvstores=(address,))
         scheduler = await stack.enter_async_context(open_scheduler(config))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         stage = Stage(scheduler, stack, tasks)
