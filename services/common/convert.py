@@ -52,7 +52,8 @@ def sampling_to_message(params: SamplingParams) -> pb.SamplingParams:
 
 def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
     """Absent fields get the dataclass's defaults. Does not validate."""
-    values = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
+    present = {field.name: value for field, value in message.ListFields()}
+    values = {name: present[name] for name in _OPTIONAL_FIELDS if name in present}
     rule = message.repetition_detection
     return SamplingParams(
         **values,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic.config import JsonDict
 
 MAX_MESSAGES = 1 << 14
 MAX_PARTS = 1 << 12
@@ -256,7 +257,7 @@ class Message(StrictModel):
     reasoning: str | None = None
 
 
-_CHAT_EXAMPLE = {
+_CHAT_EXAMPLE: JsonDict = {
     "model": "smollm2",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "max_tokens": 32,
@@ -305,7 +306,7 @@ class ChatCompletionRequest(GenerationBody):
     )
 
 
-_COMPLETION_EXAMPLE = {
+_COMPLETION_EXAMPLE: JsonDict = {
     "model": "smollm2",
     "prompt": "1 2 3 4",
     "max_tokens": 10,

@@ -45,7 +45,7 @@ class KvCacheSpec:
     def block_size_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values."""
         elements = 2 * self.block_size * self.num_kv_heads * self.head_size
-        return self.num_layers * elements * self.dtype.itemsize
+        return self.num_layers * elements * int(self.dtype.itemsize)
 
     def num_blocks_in(self, size_bytes: int) -> int:
         """Whole blocks that fit ``size_bytes``, the null block included."""

@@ -110,7 +110,8 @@ def free_cuda_bytes(device: torch.device, *, peak_bytes: int, share: float | Non
         share: Share of the GPU's memory that the worker may fill; ``None`` = ``CUDA_SHARE``.
     """
     free, total = torch.cuda.mem_get_info(device)
-    return int((CUDA_SHARE if share is None else share) * total) - (total - free) - peak_bytes
+    usable = int((CUDA_SHARE if share is None else share) * total)
+    return usable - int(total - free) - peak_bytes
 
 
 def peak_of(device: torch.device, run: Callable[[], None]) -> int:
@@ -125,7 +126,7 @@ def peak_of(device: torch.device, run: Callable[[], None]) -> int:
         before = torch.cuda.memory_allocated(device)
         run()
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        return int(torch.cuda.max_memory_allocated(device)) - before
     before = _reset_cpu_peak()
     run()
     return max(_status_bytes("VmHWM") - before, 0)
