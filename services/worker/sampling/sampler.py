@@ -144,6 +144,21 @@ class Sampler:
             token_ids[lines], scores[lines] = part.token_ids, part.scores
         return Sampled(token_ids, scores)
 
+    def transformed(self, logits: torch.Tensor, rows: LogitRows) -> torch.Tensor:
+        """The logits that tokens are chosen by.
+
+        Args:
+            logits: ``[n, vocab_size]``; not changed.
+            rows: Whose they are.
+
+        Returns:
+            ``[n, vocab_size]`` float32 after all transforms; banned tokens have minus infinity.
+        """
+        work = logits.to(torch.float32, copy=True)
+        for transform in self._transforms:
+            transform.apply(work, rows)
+        return work
+
     def _sample_transformed(self, logits: torch.Tensor, rows: LogitRows) -> Sampled:
         starts = range(0, logits.shape[0], self._chunk_lines)
         chunks = [slice(start, start + self._chunk_lines) for start in starts]
@@ -154,11 +169,9 @@ class Sampler:
         )
 
     def _sample_chunk(self, logits: torch.Tensor, rows: LogitRows) -> Sampled:
-        work = logits.to(torch.float32, copy=True)
+        work = self.transformed(logits, rows)
         # False for infinity and for NaN, which wins amax: a ban must not hide them.
-        is_sound = work.amax(dim=-1) < torch.inf
-        for transform in self._transforms:
-            transform.apply(work, rows)
+        is_sound = logits.amax(dim=-1) < torch.inf
         token_ids = self._choose(work, rows)
         scores = work.gather(1, token_ids.unsqueeze(1)).squeeze(1)
         return Sampled(token_ids, torch.where(is_sound, scores, torch.nan))
