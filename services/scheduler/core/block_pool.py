@@ -42,8 +42,9 @@ class BlockPool:
         self.num_usable = num_blocks - 1
         self.num_free = num_blocks - 1
         self._ref_counts = array("i", bytes(4 * num_blocks))
-        self._next_free = array("i", [*range(1, num_blocks), NULL_BLOCK_ID])
-        self._prev_free = array("i", [num_blocks - 1, *range(num_blocks - 1)])
+        self._next_free = array("i", range(1, num_blocks + 1))
+        self._prev_free = array("i", range(-1, num_blocks - 1))
+        self._next_free[-1], self._prev_free[0] = NULL_BLOCK_ID, num_blocks - 1
         self._writers = array("q", bytes(8 * num_blocks))
         self._keys: list[bytes | None] = [None] * num_blocks
         self._parents: list[bytes | None] = [None] * num_blocks

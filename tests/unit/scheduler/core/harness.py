@@ -1,5 +1,4 @@
 """A scheduler, a device and a client in one: runs steps and checks everything it sees."""
-sees."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """The written states of a request: what may follow what, and nothing else."""
-else."""
 
 from __future__ import annotations
 
