@@ -104,6 +104,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     num_client_heartbeats: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _sessions: list[_FakeSession] = field(default_factory=list)
+    _server: RpcServer | None = None
 
     @asynccontextmanager
     async def serving(self, *, port: int = 0) -> AsyncIterator[str]:
@@ -111,10 +112,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         server = RpcServer(host="127.0.0.1", port=port, cluster_token=None)
         server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, self, "Scheduler")
         self.address = await server.start()
+        self._server = server
         try:
             yield self.address
         finally:
-            await server.stop(grace_s=0)
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End every Session at once and stop listening."""
+        assert self._server is not None
+        await self._server.stop(grace_s=0)
 
     async def until(self, condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
         """Wait until something is true of what was received."""
