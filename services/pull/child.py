@@ -1,4 +1,4 @@
-"""Runs a command that prints its progress; it ends with us."""
+"""Runs a command that prints its progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.config import child_environment
-from services.common.lifecycle import die_with_parent
 
 _TAIL_LINES = 12
 _ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +44,6 @@ def run_child(command: Sequence[str], *, on_line: Callable[[str], None]) -> Fini
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        preexec_fn=die_with_parent,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

