@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import urllib.error
 import urllib.request
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -29,7 +30,8 @@ def _grpc_is_serving(address: str, *, service: str) -> bool:
     with grpc.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            reply = stub.Check(request, timeout=TIMEOUT_S)
         except grpc.RpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

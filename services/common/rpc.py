@@ -135,7 +135,7 @@ class RpcServer:
         await self._set(PROGRESS, is_progressing)
 
     async def _set(self, name: str, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.ServingStatus
+        status = health_pb2.HealthCheckResponse
         await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, *, grace_s: float) -> None:
