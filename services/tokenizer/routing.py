@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from services.common.block_hash import block_keys, root_key
 from services.common.errors import Unavailable
 from services.common.placement import Place, choose_place
-from services.tokenizer.kvstore_client import KvStoreClient
 from services.tokenizer.tokens import Prediction
 
 MIN_BLOCKS_TO_ASK = 2
@@ -73,10 +73,17 @@ def usable(engines: Sequence[Engine], *, text_fp: str) -> list[Engine]:
     raise Unavailable(why, retry_after_s=1.0)
 
 
+class KvIndex(Protocol):
+    """Whoever knows which engine holds what (``kvstore_client.py``)."""
+
+    async def match(self, keys: Sequence[bytes], *, model: str, text_fp: str) -> dict[int, int]:
+        """engine_id → contiguous blocks that it holds, from the first; {} = no answer in time."""
+
+
 class Router:
     """Chooses schedulers and remembers what it has sent to each engine that no load shows yet."""
 
-    def __init__(self, kvstore: KvStoreClient, *, model: str, text_fp: str) -> None:
+    def __init__(self, kvstore: KvIndex, *, model: str, text_fp: str) -> None:
         """
         Args:
             kvstore: The KV index.
