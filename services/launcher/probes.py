@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import httpx
@@ -119,7 +119,8 @@ class Probes:
             await asyncio.sleep(_POLL_S)
 
     async def _watch_ready(self, address: str) -> bool:
-        stub = health_pb2_grpc.HealthStub(self._channel(address))
+        # The published types of the stub do not know Watch.
+        stub: Any = health_pb2_grpc.HealthStub(self._channel(address))
         request = health_pb2.HealthCheckRequest(service=READY)
         try:
             async for reply in stub.Watch(request, wait_for_ready=True):
