@@ -204,8 +204,8 @@ def test_if_the_first_choice_ends_before_the_prompt_is_computed_the_next_compute
 def test_blocks_that_only_waiting_choices_hold_are_given_up_when_the_pool_is_short() -> None:
     harness = Harness(limits(num_blocks=7, max_num_seqs=1, enable_prefix_caching=False))
     prompt_ids = _prompt(13)
-    choices = [harness.request(prompt_ids, choice=i, max_tokens=1) for i in range(2)]
     harness.now = 5.0
+    choices = [harness.request(prompt_ids, choice=i, max_tokens=1) for i in range(2)]
     harness.add(*choices)
     harness.plan()
     early = harness.request(_prompt(22, start=40), arrival_s=1.0, max_tokens=1)

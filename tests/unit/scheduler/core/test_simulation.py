@@ -11,7 +11,7 @@ from services.common.sampling import SamplingParams
 from services.scheduler.core.output import AbortReason
 from tests.unit.scheduler.core.harness import Harness, limits
 
-NUM_STEPS = 200
+NUM_STEPS = 10_000
 
 
 def _prompt(rng: random.Random) -> list[int]:
