@@ -23,7 +23,7 @@ def keys_of(num: int, *, seed: int = 42, first: int = 0) -> KeyColumn:
 
 
 def chi_square_bound(num_cells: int) -> float:
-    """Five standard deviations above the mean: a right generator fails once in millions of seeds."""
+    """Five standard deviations above the mean: a right generator fails once in a million seeds."""
     freedom = num_cells - 1
     return freedom + 5 * math.sqrt(2 * freedom)
 

@@ -1,0 +1,367 @@
+"""The worker as a whole: attachments, steps, health, drain, against a scheduler over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.common.errors import ConfigError
+from services.common.fingerprint import text_fingerprint
+from services.common.lifecycle import Lifecycle
+from services.common.pb import common_pb2, worker_pb2, worker_pb2_grpc
+from services.common.rpc import PROTOCOL, connect
+from services.worker import peer_watch
+from services.worker.config import WorkerConfig
+from services.worker.service import serve
+from tests.unit.worker.fake_scheduler import FakeAttachment, FakeScheduler, fake_scheduler
+
+# Generous: the machine that runs the tests may be shared.
+DEADLINE_S = 60
+SERVING = health_pb2.HealthCheckResponse.SERVING
+PROMPT = (5, 80, 12, 33, 7)
+
+
+def config_for(model: Path, *schedulers: str, **fields: object) -> WorkerConfig:
+    """Small sizes, any free port."""
+    values: dict[str, object] = {
+        "model": model,
+        "schedulers": schedulers,
+        "port": 0,
+        "http_port": 0,
+        "worker_id": "w1",
+        "num_threads": 1,
+        "num_gpu_blocks_override": 64,
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+    }
+    return WorkerConfig(**{**values, **fields})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running_worker(config: WorkerConfig) -> AsyncIterator[Lifecycle]:
+    """``serve`` in a task; it is ended hard afterwards if the test has not stopped it."""
+    life = Lifecycle()
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(serve(config, life))
+        yield life
+        task.cancel()
+
+
+async def welcomed(scheduler: FakeScheduler) -> FakeAttachment:
+    """The next attachment, accepted."""
+    attachment = await scheduler.attachments.get()
+    attachment.welcome()
+    return attachment
+
+
+def new_request(
+    handle: int, *, blocks: tuple[int, ...], prompt: tuple[int, ...] = PROMPT
+) -> worker_pb2.NewRequest:
+    """A greedy request."""
+    return worker_pb2.NewRequest(
+        handle=handle,
+        token_ids=prompt,
+        num_prompt_tokens=len(prompt),
+        sampling=common_pb2.SamplingParams(temperature=0.0),
+        block_ids=blocks,
+    )
+
+
+def first_step(*, step: int = 1, handle: int = 1) -> worker_pb2.ScheduledStep:
+    """A whole prefill of one request."""
+    return worker_pb2.ScheduledStep(
+        step=step,
+        new_requests=[new_request(handle, blocks=(1,))],
+        handle=[handle],
+        num_tokens=[len(PROMPT)],
+        num_new_blocks=[0],
+    )
+
+
+def decode_step(*, step: int, handle: int = 1) -> worker_pb2.ScheduledStep:
+    """One more token of a known request."""
+    return worker_pb2.ScheduledStep(step=step, handle=[handle], num_tokens=[1], num_new_blocks=[0])
+
+
+async def test_a_worker_dials_in_before_it_loads_and_says_ready_after(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address, served_model_name="tiny", pipeline_depth=3)),
+    ):
+        attachment = await welcomed(scheduler)
+        hello = attachment.hello
+        assert (hello.protocol, hello.worker_id, hello.model) == (PROTOCOL, "w1", "tiny")
+        assert hello.HasField("loading")
+        assert hello.text_fp == text_fingerprint(served_dir)
+        assert hello.kv_fp and hello.address
+        milliseconds = hello.engine_id >> 20
+        assert abs(milliseconds / 1000 - time.time()) < DEADLINE_S
+        info = (await attachment.expect("ready")).ready.info
+        assert (info.num_blocks, info.max_model_len, info.max_num_seqs) == (64, 256, 4)
+        assert (info.max_num_batched_tokens, info.pipeline_depth) == (64, 3)
+        assert (info.vocab_size, list(info.eos_token_ids)) == (320, [2])
+        assert info.kv_groups[0].block_size == 16
+        assert (info.device, info.dtype) == ("cpu", "float32")
+        assert info.revision
+
+
+async def test_steps_are_queued_and_answered_in_order(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        attachment = await welcomed(scheduler)
+        await attachment.expect("ready")
+        attachment.send_step(first_step())
+        attachment.send_step(decode_step(step=2))
+        attachment.send_step(decode_step(step=3))
+        results = [await attachment.result() for _ in range(3)]
+        assert [result.step for result in results] == [1, 2, 3]
+        assert all(list(r.num_sampled) == [1] and len(r.token_ids) == 1 for r in results)
+        assert all(result.device_us > 0 for result in results)
+
+
+async def test_a_step_that_raises_is_answered_as_failed(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        attachment = await welcomed(scheduler)
+        await attachment.expect("ready")
+        attachment.send_step(first_step())
+        broken = decode_step(step=2)
+        broken.num_tokens[:] = [9]
+        attachment.send_step(broken)
+        attachment.send_step(decode_step(step=3))
+        first, failed, after = [await attachment.result() for _ in range(3)]
+        assert not first.HasField("failed")
+        assert failed.failed.error_class == "InvariantError"
+        assert "9 tokens" in failed.failed.message
+        assert list(after.num_sampled) == [0]
+        # Preempted and admitted again, the request gives the token it gave before.
+        again = first_step(step=4)
+        again.preempted.append(1)
+        attachment.send_step(again)
+        assert list((await attachment.result()).token_ids) == list(first.token_ids)
+
+
+async def test_every_attachment_is_a_new_engine_without_rows(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        first = await welcomed(scheduler)
+        await first.expect("ready")
+        first.send_step(first_step())
+        await first.result()
+        first.end()
+        second = await welcomed(scheduler)
+        assert second.hello.engine_id > first.hello.engine_id
+        assert not second.hello.HasField("loading")
+        await second.expect("ready")
+        second.send_step(decode_step(step=1))
+        assert list((await second.result()).num_sampled) == [0]
+
+
+async def test_results_of_an_ended_attachment_are_not_sent_to_the_next(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        first = await welcomed(scheduler)
+        await first.expect("ready")
+        first.send_step(first_step(step=41))
+        first.end()
+        second = await welcomed(scheduler)
+        await second.expect("ready")
+        second.send_step(first_step(step=1))
+        assert (await second.result()).step == 1
+
+
+async def test_a_silent_scheduler_is_given_up(
+    served_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_watch, "DEAD_AFTER_S", 1.0)
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        first = await welcomed(scheduler)
+        await first.expect("ready")
+        first.is_silent = True
+        await first.ended()
+        second = await welcomed(scheduler)
+        assert second.hello.engine_id > first.hello.engine_id
+
+
+async def test_a_worker_goes_where_it_is_redirected(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (first, first_address),
+        fake_scheduler() as (second, second_address),
+        running_worker(config_for(served_dir, first_address)),
+    ):
+        (await first.attachments.get()).welcome(redirect=second_address)
+        await (await welcomed(second)).expect("ready")
+
+
+async def test_a_refused_worker_tries_the_next_scheduler(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (one, one_address),
+        fake_scheduler() as (other, other_address),
+        running_worker(config_for(served_dir, one_address, other_address)),
+    ):
+        getters = [asyncio.ensure_future(fake.attachments.get()) for fake in (one, other)]
+        done, _ = await asyncio.wait(getters, return_when=asyncio.FIRST_COMPLETED)
+        done.pop().result().welcome(refused="text_fp differs")
+        await asyncio.wait(getters)
+        assert all(getter.done() for getter in getters)
+
+
+async def test_a_frame_that_is_no_step_ends_the_attachment(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        first = await welcomed(scheduler)
+        await first.expect("ready")
+        first.send(worker_pb2.EngineFrame(step=b"\xff\xff\xff"))
+        await first.ended()
+        await (await welcomed(scheduler)).expect("ready")
+
+
+async def test_a_stopping_worker_asks_to_be_drained_and_leaves_when_told(
+    served_dir: Path,
+) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)) as life,
+    ):
+        attachment = await welcomed(scheduler)
+        await attachment.expect("ready")
+        attachment.send_step(first_step())
+        await attachment.result()
+        life.stop()
+        await attachment.expect("drained")
+        # What runs here may still go on.
+        attachment.send_step(decode_step(step=2))
+        assert list((await attachment.result()).num_sampled) == [1]
+        attachment.send(worker_pb2.EngineFrame(drain=worker_pb2.DrainWorker()))
+        await attachment.expect("drained")
+        attachment.end()
+
+
+async def test_a_stopping_worker_does_not_wait_for_ever(served_dir: Path) -> None:
+    async with fake_scheduler() as (scheduler, address):
+        life = Lifecycle()
+        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(
+                serve(config_for(served_dir, address, drain_timeout_s=0.5), life)
+            )
+            attachment = await welcomed(scheduler)
+            await attachment.expect("ready")
+            life.stop()
+            await task
+
+
+async def test_ready_follows_the_attachment(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        attachment = await scheduler.attachments.get()
+        channel = connect(attachment.hello.address, cluster_token=None)
+        health = health_pb2_grpc.HealthStub(channel)
+        live = await health.Check(health_pb2.HealthCheckRequest(service=""))
+        assert live.status == SERVING
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="ready"))
+        replies = aiter(watch)
+        assert (await anext(replies)).status != SERVING
+        attachment.welcome()
+        await attachment.expect("ready")
+        assert (await anext(replies)).status == SERVING
+        attachment.end()
+        assert (await anext(replies)).status != SERVING
+        watch.cancel()
+        await channel.close()
+
+
+async def test_info_shows_loading_and_then_what_was_discovered(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        attachment = await welcomed(scheduler)
+        channel = connect(attachment.hello.address, cluster_token=None)
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        early = (await stub.Info(worker_pb2.WorkerInfoRequest())).state
+        assert early.worker_id == "w1"
+        assert early.HasField("loading") != early.HasField("info")
+        await attachment.expect("ready")
+        state = (await stub.Info(worker_pb2.WorkerInfoRequest())).state
+        assert state.phase == common_pb2.ENGINE_PHASE_READY
+        assert state.info.num_blocks == 64
+        assert state.engine_id == attachment.hello.engine_id
+        assert state.scheduler_address == address
+        await channel.close()
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_process_with_its_reason(
+    served_dir: Path,
+) -> None:
+    async with fake_scheduler() as (_, address):
+        config = config_for(served_dir, address, num_gpu_blocks_override=4)
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(ConfigError, match="--max-model-len to at most 48")
+        ):
+            await serve(config, Lifecycle())
+
+
+async def test_health_answers_while_a_long_prefill_runs(served_dir: Path) -> None:
+    config = {"max_num_batched_tokens": 1024, "max_model_len": 1024, "num_gpu_blocks_override": 80}
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address, **config)),
+    ):
+        attachment = await welcomed(scheduler)
+        await attachment.expect("ready")
+        channel = connect(attachment.hello.address, cluster_token=None)
+        health = health_pb2_grpc.HealthStub(channel)
+
+        async def probe() -> float:
+            started = time.perf_counter()
+            await health.Check(health_pb2.HealthCheckRequest(service=""))
+            return time.perf_counter() - started
+
+        idle = [await probe() for _ in range(20)]
+        prompt = tuple(i % 300 for i in range(1000))
+        for step in range(1, 9):
+            long = worker_pb2.ScheduledStep(
+                step=step,
+                finished=[step - 1],
+                new_requests=[new_request(step, blocks=tuple(range(1, 64)), prompt=prompt)],
+                handle=[step],
+                num_tokens=[1000],
+                num_new_blocks=[0],
+            )
+            attachment.send_step(long)
+        results = asyncio.ensure_future(_last_result(attachment, step=8))
+        busy = []
+        while not results.done():
+            busy.append(await probe())
+        await channel.close()
+        assert len(busy) >= 3
+        # 50 ms on a machine of one's own; where idle probes are slow, no more than thrice that.
+        assert statistics.median(busy) < max(0.05, 3 * statistics.median(idle))
+
+
+async def _last_result(attachment: FakeAttachment, *, step: int) -> None:
+    while (await attachment.result()).step != step:
+        pass
