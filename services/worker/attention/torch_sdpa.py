@@ -70,7 +70,7 @@ class TorchSdpaStep:
         sliding_window: int | None,
     ) -> torch.Tensor:
         """See ``AttentionStep.attend``."""
-        keys, values = kv_cache.flatten(1, 2)
+        keys, values = kv_cache.flatten(1, 2).unbind(0)
         keys.index_copy_(0, self._slots, key[: self._num_tokens])
         values.index_copy_(0, self._slots, value[: self._num_tokens])
         output = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -12,7 +12,7 @@ class RmsNorm:
     """``x / sqrt(mean(x²) + eps) * weight`` over the last axis, computed in float32."""
 
     def __init__(self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        self._shape = (size,)
+        self._shape = [size]
         self._eps = eps
         self._weight = torch.empty(size, dtype=dtype, device=device)
 

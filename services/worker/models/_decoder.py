@@ -30,7 +30,7 @@ class DecoderLM:
             for layer in range(config.num_layers)
         ]
         self._norm = RmsNorm(size, eps=config.rms_norm_eps, dtype=dtype, device=device)
-        self._head = (
+        self._head: Linear | TiedHead = (
             TiedHead(self._embedding)
             if config.tie_word_embeddings
             else Linear(

@@ -98,6 +98,11 @@ def full_attention(num_layers: int) -> list[int | None]:
     return [None] * num_layers
 
 
+def sliding_window(raw: HfConfig) -> int | None:
+    """Tokens of the window: null means none, an absent key the families' default."""
+    return raw.optional_integer("sliding_window") if raw.has("sliding_window") else 4096
+
+
 def windows_by_layer_type(raw: HfConfig, num_layers: int) -> list[int | None]:
     """The windows of families with ``layer_types``, or the older ``max_window_layers``.
 
@@ -105,7 +110,7 @@ def windows_by_layer_type(raw: HfConfig, num_layers: int) -> list[int | None]:
         ConfigError: ``layer_types`` has another length than the model, or an unknown type.
     """
     is_windowed = raw.boolean("use_sliding_window", False)
-    window = raw.integer("sliding_window", 4096) if is_windowed else None
+    window = sliding_window(raw) if is_windowed else None
     num_full = raw.integer("max_window_layers", 28)
     layer_types = raw.texts("layer_types")
     if layer_types is None:

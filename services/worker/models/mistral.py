@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.worker.models._decoder import DecoderLM as build
-from services.worker.models._read_decoder import read_decoder_config
+from services.worker.models._read_decoder import read_decoder_config, sliding_window
 from services.worker.models.base import HfConfig, ModelConfig
 
 __all__ = ["build", "read_config"]
@@ -17,7 +17,7 @@ def read_config(raw: HfConfig) -> ModelConfig:
     """
     if raw.get("layer_types") is not None:
         raise raw.wrong("layer_types", "absent: all layers of a mistral share one window")
-    window = 4096 if not raw.has("sliding_window") else raw.optional_integer("sliding_window")
+    window = sliding_window(raw)
     return read_decoder_config(
         raw,
         qkv_bias=False,

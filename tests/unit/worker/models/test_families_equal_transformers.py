@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-linear-rope": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
     "llama-rope-parameters": (
         "llama",
-        {"rope_theta": None, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 20000.0}},
+        {"rope_parameters": {**LLAMA3_ROPE, "rope_theta": 20000.0}},
     ),
     "llama-shards": ("llama", {"num_shards": 3}),
     "mistral": ("mistral", {}),

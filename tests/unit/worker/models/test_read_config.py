@@ -85,6 +85,11 @@ def test_layer_types_that_do_not_fit_are_refused(layer_types: list[str], named: 
         ("mistral", {"sliding_window": 8}, (8,) * 4),
         ("mistral", {"sliding_window": None}, (None,) * 4),
         ("mistral", {}, (4096,) * 4),
+        (
+            "qwen2",
+            {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0},
+            (None,) * 4,
+        ),
         ("qwen2", {"sliding_window": 8}, (None,) * 4),
         (
             "qwen2",
