@@ -89,6 +89,7 @@ class Generator:
                 with _expiry(submission.deadline_s, generation, stream):
                     while (delta := await generation.next()) is not None:
                         booking.release()
+                        _count(delta)
                         yield delta
 
     def _session(self, route: Route) -> Session:
@@ -197,6 +198,13 @@ def _submission(
         prompt_logprobs_done=request.resume is not None and request.resume.prompt_logprobs_done,
         prediction=route.prediction,
     )
+
+
+def _count(delta: Delta) -> None:
+    for choice in delta.choices:
+        if choice.finish is not None:
+            metrics.OUTPUT_TOKENS.inc(choice.finish.scheduler.usage.output_tokens)
+            metrics.STOP_STRINGS.inc(choice.finish.stop_string is not None)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ REQUESTS = Counter(
 RUNNING = Gauge("sluiceway_tokenizer_requests_running", "Generate calls that have not ended.")
 PROMPT_TOKENS = Counter("sluiceway_tokenizer_prompt_tokens", "Tokens of submitted prompts.")
 OUTPUT_TOKENS = Counter(
-    "sluiceway_tokenizer_output_tokens", "Output tokens that were sent to clients."
+    "sluiceway_tokenizer_output_tokens", "Output tokens of choices that have ended."
 )
 ENCODE_SECONDS = Histogram(
     "sluiceway_tokenizer_encode_seconds",

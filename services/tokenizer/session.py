@@ -162,19 +162,18 @@ class Session:
         """
         call: Call = self._stub.Session()
         self._send(scheduler_pb2.ClientFrame(hello=self._hello))
+        why = ""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(call))
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._keep_time())
         except* WorkerLost as group:
-            error = group.exceptions[0]
-            assert isinstance(error, WorkerLost)
-            raise error from None
+            why = str(group.exceptions[0])
         finally:
             call.cancel()
             self._end()
-        raise AssertionError("unreachable: the tasks of a Session end only by an exception")
+        raise WorkerLost(why)
 
     def _end(self) -> None:
         """Tell every handle that is left; nothing can be submitted any more."""
@@ -273,6 +272,8 @@ class Session:
         if handle is None:
             return
         if handle.is_aborted:
+            if end is None:
+                return
             token_ids, rows = [], None
         elif offset is not None and offset != handle.num_tokens:
             raise self._broken(

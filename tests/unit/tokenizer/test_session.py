@@ -1,4 +1,4 @@
-"""A Session with a fake scheduler: handles, acknowledgements, silence, gaps, death, reconnection."""
+"""A Session with a fake scheduler: handles, acknowledgements, silence, gaps, death, redial."""
 
 from __future__ import annotations
 
