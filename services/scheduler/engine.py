@@ -22,6 +22,7 @@ from services.scheduler.core.output import (
     AbortReason,
     Finished,
     LoadSnapshot,
+    QueuePosition,
     StepOutcome,
     StepPlan,
     StepUpdate,
@@ -157,6 +158,16 @@ class Engine:
         """Choices that this engine answers for, in the order they came."""
         return list(self._tickets.values())
 
+    def waiting_tickets(self) -> list[Ticket]:
+        """Tickets that have not got a token and wait, in the order they came."""
+        if not self._core.load().waiting:
+            return []
+        return [
+            ticket
+            for ticket in self._tickets.values()
+            if ticket.life.state is HandleState.QUEUED and self._position(ticket) is not None
+        ]
+
     def load(self) -> LoadSnapshot:
         """State and counters."""
         return self._core.load()
@@ -197,7 +208,7 @@ class Engine:
 
     def tell_position(self, ticket: Ticket) -> None:
         """Tell a ticket's client where it stands in the queue; one that runs stands at 0."""
-        place = self._core.queue_position(ticket.request.handle, now=self._now())
+        place = self._position(ticket)
         ticket.sink.queued(
             ticket,
             position=0 if place is None else place.position,
@@ -359,6 +370,7 @@ class Engine:
                 ticket, engine_id=self.engine_id, step=update.step, chunk=chunk
             )
             told.add(ticket.sink)
+        metrics.TOKENS.inc(len(update.token_ids))
         told |= self._end(update.finished)
         self._flush(told)
 
@@ -384,6 +396,9 @@ class Engine:
         load = self.load()
         for sink in sinks:
             sink.flush(self.engine_id, load)
+
+    def _position(self, ticket: Ticket) -> QueuePosition | None:
+        return self._core.queue_position(ticket.request.handle, now=self._now())
 
     def _enrol(self, ticket: Ticket) -> None:
         self._last_handle += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Protocol
 
 from services.common.errors import (
@@ -39,6 +38,7 @@ MAX_CRASHES = 3
 """A request under which this many engines have died is not run again."""
 
 RETRY_AFTER_S = 1.0
+POSITIONS_PERIOD_S = 1.0
 
 log = get_logger(__name__)
 
@@ -91,6 +91,7 @@ class Fleet:
         self._audience: set[Audience] = set()
         self._emptied = asyncio.Event()
         self._was_progressing = True
+        self._told_positions_at = 0.0
 
     # What is there
 
@@ -301,6 +302,7 @@ class Fleet:
                 self._judge_stall(attachment, attachment.engine, now)
             self._settle_drain(attachment)
         self._balance()
+        self._tell_positions(now)
         if self.is_progressing is not self._was_progressing:
             self._was_progressing = self.is_progressing
             self._signal()
@@ -328,7 +330,9 @@ class Fleet:
             SluicewayError: There is none, or it refuses; the tickets are nowhere.
         """
         engines = self._candidates(tickets[0].submission)
-        engine = self._choose(engines, tickets)
+        self._put(tickets, self._choose(engines, tickets))
+
+    def _put(self, tickets: Sequence[Ticket], engine: Engine) -> None:
         engine.add(tickets)
         for ticket in tickets:
             if not ticket.has_ended:
@@ -381,8 +385,11 @@ class Fleet:
         return next(engine for engine in engines if engine.engine_id == choice.place_id)
 
     def _place_again(self, tickets: Iterable[Ticket], *, cause: str, reason: str) -> None:
-        for _, group in groupby(tickets, key=lambda t: (t.submission, id(t.sink))):
-            self._place_group_again(list(group), cause=cause, reason=reason)
+        groups: dict[int, list[Ticket]] = {}
+        for ticket in tickets:
+            groups.setdefault(id(ticket.submission), []).append(ticket)
+        for group in groups.values():
+            self._place_group_again(group, cause=cause, reason=reason)
 
     def _place_group_again(self, tickets: list[Ticket], *, cause: str, reason: str) -> None:
         for ticket in tickets:
@@ -409,17 +416,27 @@ class Fleet:
 
     def _balance(self) -> None:
         """Move waiting requests to engines that could run them at once."""
-        idle = [engine for engine in self._engines(ready=True) if _has_room(engine)]
-        busy = [engine for engine in self._engines(ready=True) if engine.load().waiting]
-        for source in busy:
-            for ticket in reversed(source.tickets()):
-                if not idle or len(ticket.submission.choices) > 1:
-                    break
-                target = next((e for e in idle if _same_kind(e, source)), None)
-                if target is None or not source.withdraw(ticket):
-                    continue
-                self._place_again([ticket], cause="balance", reason="a better place was found")
-                idle = [engine for engine in idle if _has_room(engine)]
+        engines = self._engines(ready=True)
+        if len(engines) < 2:
+            return
+        for source in engines:
+            waiting = source.waiting_tickets()
+            # The last in the queue gains most by leaving it.
+            for ticket in reversed(waiting):
+                target = next((e for e in engines if _has_room(e) and _same_kind(e, source)), None)
+                if target is None:
+                    return
+                if source.withdraw(ticket):
+                    self._hand_over(ticket, target)
+
+    def _hand_over(self, ticket: Ticket, target: Engine) -> None:
+        """Give a withdrawn ticket to an engine that has room."""
+        self._engine_of.pop(ticket, None)
+        try:
+            self._put([ticket], target)
+            metrics.MOVED_REQUESTS.labels("balance").inc()
+        except SluicewayError as error:
+            self._end(ticket, error)
 
     # Ends
 
@@ -487,6 +504,15 @@ class Fleet:
         if attachment.engine is None or attachment.engine.is_idle:
             attachment.is_drain_sent = True
             attachment.stream.drain()
+
+    def _tell_positions(self, now: float) -> None:
+        """Tell those that wait where they stand, once a second."""
+        if now - self._told_positions_at < POSITIONS_PERIOD_S:
+            return
+        self._told_positions_at = now
+        for engine in self._engines():
+            for ticket in engine.waiting_tickets():
+                engine.tell_position(ticket)
 
     def _announce(self, attachment: Attachment) -> None:
         for audience in self._audience:

@@ -1,7 +1,8 @@
 """The writing half of a long-lived server-side stream.
 
 Whoever has something to say puts it into an outbox and calls ``wake``: nobody but this writer ever
-waits for the network. A heartbeat goes out every ``HEARTBEAT_S``, whatever else is written.
+waits for the network. From the first frame on a heartbeat goes out every ``HEARTBEAT_S``, whatever
+else is written.
 """
 
 from __future__ import annotations
@@ -72,8 +73,7 @@ class StreamWriter(Generic[F]):
         self._is_closed = True
         self._error = error
         self._wake.set()
-        if self._is_writing:
-            asyncio.get_running_loop().call_later(KILL_GRACE_S, self._cut_off)
+        asyncio.get_running_loop().call_later(KILL_GRACE_S, self._cut_off)
 
     async def frames(self) -> AsyncGenerator[F, None]:
         """Frames to write, in order.
@@ -82,7 +82,6 @@ class StreamWriter(Generic[F]):
             SluicewayError: What ``close`` was given.
         """
         self._handler = asyncio.current_task()
-        self._arm_beat()
         try:
             while True:
                 self._wake.clear()
@@ -101,11 +100,13 @@ class StreamWriter(Generic[F]):
             raise self._error
 
     def _next(self) -> F | None:
-        frame = self._take(time.monotonic())
-        if frame is None and self._is_beat_due and not self._is_closed:
+        if self._is_beat_due and not self._is_closed:
             self._is_beat_due = False
             self._arm_beat()
             return self._heartbeat()
+        frame = self._take(time.monotonic())
+        if frame is not None and self._beat is None:
+            self._arm_beat()
         return frame
 
     def _arm_beat(self) -> None:

@@ -260,6 +260,18 @@ async def test_a_waiting_request_moves_to_an_engine_that_is_idle(here: Loopback)
     assert busy.attachment.running_engine().num_tickets == 1
 
 
+async def test_those_that_wait_hear_where_they_stand(here: Loopback) -> None:
+    here.attach(FakeWorkerSpec(max_num_seqs=1), is_held=True)
+    here.submit([1, 2], LONG)
+    await settle()
+    (second,), (third,) = here.submit([3, 4], LONG), here.submit([5, 6], LONG)
+    assert here.sink.queued_of[third.handle] == [1]
+    here.fleet.abort(second, reason=AbortReason.CLIENT_GONE)
+    here.now += 2
+    here.fleet.tick()
+    assert here.sink.queued_of[third.handle] == [1, 0]
+
+
 async def test_a_draining_worker_finishes_what_runs_gets_nothing_new_and_may_leave(
     here: Loopback,
 ) -> None:
