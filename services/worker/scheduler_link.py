@@ -217,9 +217,11 @@ class SchedulerLink:
         future.add_done_callback(self._on_result)
 
     def _on_result(self, future: asyncio.Future[bytes]) -> None:
-        if self._broken.done() or future.cancelled():
-            return  # the attachment is over: nobody waits for this result
+        if future.cancelled():
+            return
         error = future.exception()
+        if self._broken.done():
+            return  # the attachment is over: nobody waits for this result
         if error is None:
             self._put(worker_pb2.WorkerFrame(step_result=future.result()))
         else:

@@ -146,6 +146,9 @@ def build_runner(
         block_size=options.block_size,
         device=options.device,
     )
+    # The first step of a process pays for kernels and buffers; no request shall.
+    runner.execute(_profile_step([1], [1]))
+    runner.reset()
     return runner, RunnerFacts(
         num_blocks=pool.num_blocks,
         block_size=options.block_size,
@@ -176,19 +179,14 @@ def _size_pool(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -
         model_max_len=model_max_len,
         max_num_seqs=options.max_num_seqs,
     )
-    peak_bytes = peak_of(options.device, lambda: _run_full_step(options, loaded, spec))
-    free_bytes = (
-        free_cuda_bytes(options.device, peak_bytes=peak_bytes, share=options.gpu_memory_utilization)
-        if options.device.type == "cuda"
-        else free_cpu_bytes(peak_bytes=peak_bytes, share=options.gpu_memory_utilization)
-    )
+    is_size_given = limits.num_blocks_override or limits.kv_cache_bytes
+    free_bytes = 0 if is_size_given else _free_bytes(options, loaded, spec)
     pool = size_pool(spec, limits, free_bytes=free_bytes)
     log.info(
         "kv_cache_sized",
         num_blocks=pool.num_blocks,
         num_tokens=(pool.num_blocks - 1) * spec.block_size,
         size_bytes=pool.num_blocks * spec.block_size_bytes,
-        step_peak_bytes=peak_bytes,
     )
     if pool.is_shortened:
         log.warning(
@@ -200,8 +198,18 @@ def _size_pool(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -
     return pool
 
 
+def _free_bytes(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -> int:
+    """What the KV cache may take beside weights and the largest step."""
+    peak_bytes = peak_of(options.device, lambda: _run_full_step(options, loaded, spec))
+    log.info("step_profiled", peak_bytes=peak_bytes)
+    share = options.gpu_memory_utilization
+    if options.device.type == "cuda":
+        return free_cuda_bytes(options.device, peak_bytes=peak_bytes, share=share)
+    return free_cpu_bytes(peak_bytes=peak_bytes, share=share)
+
+
 def _run_full_step(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -> None:
-    """One step with the whole token budget and every row sampling; it warms everything up too."""
+    """One step with the whole token budget and as many rows sampling as can."""
     model_len = options.max_model_len or loaded.config.max_position_embeddings
     lengths = _profile_lengths(
         budget=options.max_num_batched_tokens, max_rows=options.max_num_seqs, max_len=model_len

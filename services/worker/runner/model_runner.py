@@ -212,6 +212,10 @@ class ModelRunner:
             cache[:, target] = cache[:, source]
 
     def _add(self, new: NewRow) -> None:
+        if new.grammar_ref:
+            raise InvariantError(
+                f"request {new.handle} names grammar {new.grammar_ref}; none exist"
+            )
         row = self._states.add(new)
         params = new.sampling
         self._sampler.add(row, params, choice=new.choice)
