@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 MODEL ?= smollm2
 SERVE_FLAGS ?=
+PYTEST_FLAGS ?=
 
 .PHONY: serve test check proto clean redis
 
@@ -16,7 +17,7 @@ serve: $(VENV)/.installed
 ## test: set up, then lint, types, import contracts and every test
 test: $(VENV)/.installed-dev redis
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
 ## check: the fast subset, under two minutes
 check: $(VENV)/.installed-dev
