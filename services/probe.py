@@ -1,7 +1,7 @@
 """Asks one service whether it lives: the health check of containers.
 
-``python -m services.probe grpc://127.0.0.1:50051`` or ``... http://127.0.0.1:8000/live``; exit status 0
-means yes. With gRPC, ``grpc://host:port/ready`` asks for readiness instead of liveness.
+``python -m services.probe grpc://127.0.0.1:50051`` or ``... http://127.0.0.1:8000/live``; exit
+status 0 means yes. With gRPC, ``grpc://host:port/ready`` asks for readiness instead of liveness.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def vocab_size(config: dict[str, Any]) -> int:
 
 
 def eos_token_ids(model_dir: Path) -> tuple[int, ...]:
-    """Every id that ends a sequence, ascending: those of ``config.json`` and ``generation_config.json``.
+    """Every id that ends a sequence: of ``config.json`` and ``generation_config.json``, ascending.
 
     Raises:
         ConfigError: A file is not JSON.

@@ -123,10 +123,10 @@ def freeze_garbage() -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel end this process when its parent dies (Linux; elsewhere only the check is made).
+    """Have the kernel end this process when its parent dies (Linux; elsewhere a check now).
 
     Args:
-        parent_pid: Who started this process; if it has died before this call, this process ends now.
+        parent_pid: Who started this process; if it has died by now, this process ends.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -48,7 +48,7 @@ CHAT = [
     "Why is the sky blue?",
 ]
 
-WORDS = "time year people way day man thing woman life child world school state family".split()
+WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world"]
 LONG = [(1, 0), (130, 1), (500, 2), (1500, 3), (3500, 4)]
 """(number of tokens, seed)"""
 

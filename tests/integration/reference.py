@@ -31,8 +31,8 @@ class Verdict:
 class Reference:
     """Judges outputs by one forward pass over prompt and output (teacher forcing).
 
-    An output is the greedy one exactly if each of its tokens is the argmax after those before it, so
-    that generating it token by token is not needed.
+    An output is the greedy one exactly if each of its tokens is the argmax after those before it,
+    so that generating it token by token is not needed.
     """
 
     def __init__(self, model_dir: Path) -> None:

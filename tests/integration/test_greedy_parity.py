@@ -1,7 +1,7 @@
 """Greedy output equals transformers in float32, token by token, in every mode of the engine.
 
-Each mode asserts that what it is about has happened. The engine runs in this process here; alone and
-all at once over HTTP through the five processes is tested in tests/e2e.
+Each mode asserts that what it is about has happened. The engine runs in this process here; alone
+and all at once over HTTP through the five processes is tested in tests/e2e.
 """
 
 from __future__ import annotations

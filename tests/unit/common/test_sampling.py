@@ -44,9 +44,7 @@ PARAMS = st.builds(
     logprobs=st.none() | st.integers(-1, 20),
     prompt_logprobs=st.none() | st.integers(-1, 20),
     repetition_detection=st.none()
-    | st.builds(
-        RepetitionDetection, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)
-    ),
+    | st.builds(RepetitionDetection, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
 )
 
 
