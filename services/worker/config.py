@@ -76,7 +76,12 @@ class WorkerConfig(ServiceConfig):
         description="Most tokens of one sequence, prompt and output; default: the model's limit, "
         "or what the KV cache holds if that is less.",
     )
-    max_num_seqs: int = Field(256, ge=1, le=4096, description="Most requests that run at once.")
+    max_num_seqs: int = Field(
+        256,
+        ge=1,
+        le=4096,
+        description="Most requests that run at once; never more than max_num_batched_tokens.",
+    )
     max_num_batched_tokens: int = Field(
         2048, ge=1, description="Most tokens that one step computes over all requests."
     )

@@ -210,7 +210,8 @@ def runner_options(config: WorkerConfig) -> RunnerOptions:
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        # Every running request needs at least one token of the budget.
+        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
         max_num_batched_tokens=config.max_num_batched_tokens,
         pipeline_depth=config.pipeline_depth,
     )
