@@ -10,7 +10,7 @@ EVENTS = Counter(
 STREAMS = Gauge("sluiceway_kvstore_publisher_streams", "Publishers that are connected.")
 MATCHES = Counter(
     "sluiceway_kvstore_matches",
-    "Matches answered, by whether any engine held any block.",
+    "Matches answered, by whether anybody held a block.",
     ["found"],
 )
 MATCH_SECONDS = Histogram(
