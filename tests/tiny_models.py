@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import serialize_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -55,6 +54,8 @@ _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 24},
 }
+
+_STORED_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 _TRAINING_TEXT = (
     "The quick brown fox jumps over the lazy dog. What is the capital of France? "
@@ -137,8 +138,7 @@ def write_weights(
         for number in range(num_shards)
     ]
     for file, shard in zip(files, shards, strict=True):
-        stored = {name: _stored(tensors[name], dtype) for name in shard}
-        serialize_file(stored, directory / file, {"format": "pt"})
+        _write_safetensors(directory / file, {name: tensors[name] for name in shard}, dtype=dtype)
     if num_shards > 1:
         weight_map = {
             name: file for file, shard in zip(files, shards, strict=True) for name in shard
@@ -211,10 +211,29 @@ def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.nda
     return noise * np.float32(1.5 / np.sqrt(shape[-1]))
 
 
-def _stored(array: np.ndarray, dtype: str) -> dict[str, Any]:
+def _write_safetensors(path: Path, tensors: dict[str, np.ndarray], *, dtype: str) -> None:
+    """Write the format: header length (u64), header (JSON), then the tensors end to end."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    words = {name: _stored(array, dtype) for name, array in tensors.items()}
+    end = 0
+    for name, array in words.items():
+        start, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _STORED_NAMES[dtype],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for array in words.values():
+            file.write(array.tobytes())
+
+
+def _stored(array: np.ndarray, dtype: str) -> np.ndarray:
     array = np.ascontiguousarray(array, dtype=np.float32)
-    words = _as_bfloat16(array) if dtype == "bfloat16" else array.astype(dtype)
-    return {"dtype": dtype, "shape": list(array.shape), "data": words.tobytes()}
+    return _as_bfloat16(array) if dtype == "bfloat16" else array.astype(dtype)
 
 
 def _as_bfloat16(array: np.ndarray) -> np.ndarray:

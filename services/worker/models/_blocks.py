@@ -68,7 +68,7 @@ class SelfAttention:
         attention: AttentionStep,
     ) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` → the same."""
-        heads = self._qkv(hidden).unflatten(-1, (-1, self._head_size))
+        heads = self._qkv(hidden).view(len(hidden), -1, self._head_size)
         # Queries and keys stand side by side in the fused output: one rotation does both.
         num_rotated = self._num_heads + self._num_kv_heads
         rotated = rotation.apply(self._normalised(heads[:, :num_rotated]))
@@ -85,7 +85,7 @@ class SelfAttention:
     def _normalised(self, query_key: torch.Tensor) -> torch.Tensor:
         if self._norms is None:
             return query_key
-        query, key = query_key.split((self._num_heads, self._num_kv_heads), dim=1)
+        query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         return torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
 
 
