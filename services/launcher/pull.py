@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 
 from services.common.errors import ConfigError
-from services.launcher.child import Child
+from services.launcher.child import Child, exit_text
 from services.launcher.plan import ChildSpec
 from services.launcher.screen import Screen
 
-_PROGRESS_PREFIX = "pull: "
+_PREFIX = "pull: "
+_PROGRESS = re.compile(rf"{_PREFIX}(\w+ .*(?:%|MB))")
 
 
 class Pull:
@@ -51,11 +53,11 @@ class Pull:
             raise asyncio.CancelledError
         lines = list(self._child.last_lines)
         if code != 0 or not lines:
-            said = "\n".join(lines) or f"exit code {code}"
+            said = "\n".join(line.removeprefix(_PREFIX) for line in lines) or exit_text(code)
             raise ConfigError(f"cannot pull {self._model}:\n{said}")
         return lines[-1]
 
     def _show(self, _child: Child, line: str) -> None:
-        if line.startswith(_PROGRESS_PREFIX):
-            progress = line.removeprefix(_PROGRESS_PREFIX)
-            self._screen.status(f"{self._model}: {progress}", milestone=line)
+        found = _PROGRESS.fullmatch(line)
+        if found:
+            self._screen.status(f"{self._model}: {found[1]}", milestone=line)
