@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from services.pull import ensure_model
+from tests.machine import cpu_share
 
 # No deadline and no complaint about slow examples: a test machine's cores are often shared.
 settings.register_profile(
     "sluiceway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("sluiceway")
+
+MIN_CPU_SHARE = 0.5
+TIMED = (
+    "tests/e2e/",
+    "tests/integration/",
+    "tests/unit/gateway/",
+    "tests/unit/kvstore/test_process.py",
+    "tests/unit/kvstore/test_servicer.py",
+    "tests/unit/scheduler/test_",
+    "tests/unit/test_cli.py",
+    "tests/unit/test_launcher_supervisor.py",
+    "tests/unit/tokenizer/test_routing.py",
+    "tests/unit/tokenizer/test_service.py",
+    "tests/unit/tokenizer/test_session.py",
+    "tests/unit/worker/test_",
+)
+"""Tests with heartbeats, time-outs or whole processes: they mean something only where the machine
+really gives a core to who is busy; see ``machine.cpu_share``."""
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +54,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what begins after the deadline."""
+    """Skip, by name and with the reason, what would begin too late or needs a machine in health."""
     deadline: float | None = item.config.getoption("--deadline")
     if deadline is not None and time.time() > deadline:
         pytest.skip("not run: the time for the whole run was used up before this test began")
+    if _is_timed(item):
+        share = _share_of(item.path)
+        if share < MIN_CPU_SHARE:
+            pytest.skip(f"not run: the machine gives a busy loop {share:.0%} of a core only")
+
+
+def _is_timed(item: pytest.Item) -> bool:
+    path = item.path.relative_to(item.config.rootpath).as_posix()
+    return path.startswith(TIMED)
+
+
+@cache
+def _share_of(_module: Path) -> float:
+    return cpu_share()
