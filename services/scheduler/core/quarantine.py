@@ -28,10 +28,6 @@ class Quarantine:
         """Whether a request may run now."""
         return not self._groups or request in self._groups[0]
 
-    def is_suspect(self, request: Request) -> bool:
-        """Whether a request still has to pass."""
-        return any(request in group for group in self._groups)
-
     def note_failed(self, rows: Sequence[Request]) -> Request | None:
         """A step has failed.
 

@@ -107,7 +107,6 @@ class Request:
     max_total_tokens: int = field(init=False, default=0)
     eos_ids: frozenset[int] = field(init=False, default=frozenset(), repr=False)
     end_ids: frozenset[int] = field(init=False, default=frozenset(), repr=False)
-    prepare_deadline_s: float | None = field(init=False, default=None)
 
     # Blocks; written by the KVCacheManager alone.
     block_ids: list[int] = field(init=False, default_factory=list, repr=False)

@@ -78,8 +78,7 @@ class RequestTable:
 
     def _set_aside(self, request: Request, *, now: float) -> None:
         request.become(RequestStatus.WAITING_FOR_PREPARE)
-        request.prepare_deadline_s = now + self._prepare_timeout_s
-        self._expiries.push(request.prepare_deadline_s, request.handle)
+        self._expiries.push(now + self._prepare_timeout_s, request.handle)
 
     def bring_back(self, request: Request) -> None:
         """What a request was set aside for is there."""
