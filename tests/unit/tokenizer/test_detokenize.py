@@ -16,7 +16,7 @@ from services.tokenizer.detokenize import (
     WindowDetokenizer,
     new_detokenizer,
 )
-from services.tokenizer.token_bytes import token_bytes
+from services.tokenizer.token_bytes import TokenBytes, token_bytes
 
 SAMPLES = [
     "Hello world! It's 3.14159.",
@@ -36,11 +36,23 @@ scripts = st.lists(
 ).map("".join)
 
 
+_tables: dict[int, TokenBytes] = {}
+
+
+def table_of(tokenizer: Tokenizer) -> TokenBytes:
+    """The byte table, made once per tokenizer."""
+    if id(tokenizer) not in _tables:
+        size = tokenizer.get_vocab_size(with_added_tokens=True)
+        _tables[id(tokenizer)] = token_bytes(tokenizer, vocab_size=size + 8)
+    return _tables[id(tokenizer)]
+
+
 def pieces(
     tokenizer: Tokenizer, ids: Sequence[int], *, prompt: Sequence[int] = (), skip: bool = True
 ) -> list[str]:
-    table = token_bytes(tokenizer, vocab_size=tokenizer.get_vocab_size())
-    detokenizer = new_detokenizer(tokenizer, table, prompt_ids=prompt, skip_special_tokens=skip)
+    detokenizer = new_detokenizer(
+        tokenizer, table_of(tokenizer), prompt_ids=prompt, skip_special_tokens=skip
+    )
     return [*map(detokenizer.step, ids), detokenizer.flush()]
 
 
@@ -184,18 +196,18 @@ def test_the_seam_takes_the_byte_table_where_it_is_exact(
 ) -> None:
     kinds = []
     for tokenizer in (byte_level, sentence_piece, word_piece):
-        table = token_bytes(tokenizer, vocab_size=10)
-        made = new_detokenizer(tokenizer, table, prompt_ids=[], skip_special_tokens=True)
+        made = new_detokenizer(
+            tokenizer, table_of(tokenizer), prompt_ids=[], skip_special_tokens=True
+        )
         kinds.append(type(made))
     assert kinds == [ByteDetokenizer, ByteDetokenizer, WindowDetokenizer]
 
 
 def test_ids_beyond_the_tokenizer_have_no_text(byte_level: Tokenizer) -> None:
-    size = byte_level.get_vocab_size()
-    table = token_bytes(byte_level, vocab_size=size + 8)
-    detokenizer = ByteDetokenizer(table.shown, prompt_ids=[])
+    size = byte_level.get_vocab_size(with_added_tokens=True)
+    detokenizer = ByteDetokenizer(table_of(byte_level).shown, prompt_ids=[])
     assert [detokenizer.step(size), detokenizer.step(size + 7), detokenizer.flush()] == ["", "", ""]
 
 
 def test_a_token_of_part_of_a_character_has_its_own_bytes(smollm2: Tokenizer) -> None:
-    assert token_bytes(smollm2, vocab_size=49152).shown[10813] == bytes([240, 159])
+    assert table_of(smollm2).shown[10813] == bytes([240, 159])
