@@ -17,8 +17,9 @@ from services.common.errors import Unavailable
 from services.gateway import http_errors, openapi
 from services.gateway.admission import Admission
 from services.gateway.auth import ApiKeys, RequireKey
-from services.gateway.exchange import Exchange, ExchangeContext, Planner
+from services.gateway.exchange import ExchangeContext, JsonExchange
 from services.gateway.fleet import Fleet, Readiness
+from services.gateway.generation_exchange import GenerationExchange, Planner
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import replies
 from services.gateway.openai.chat import plan_chat
@@ -26,7 +27,14 @@ from services.gateway.openai.completions import plan_completion
 from services.gateway.openai.models import model_list, one_model
 from services.gateway.openai.plan import Caller, Plan, PlanContext
 from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.openai.tokenize import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    TokenizeReply,
+    TokenizeRequest,
+)
 from services.gateway.request_id import HEADER, RequestIds
+from services.gateway.token_routes import TokenRoutes
 
 DESCRIPTION = "OpenAI-compatible API of Sluiceway. Errors have OpenAI's envelope on every route."
 
@@ -58,13 +66,13 @@ class Gateway:
         self.metrics = metrics
         self.exchange = exchange
         self.started_at = started_at
-        self._planning = planning
+        self.planning = planning
 
     def planner(self, plan: Any) -> Planner:
         """Bind what planning knows to ``plan_chat`` or ``plan_completion``."""
 
         def make(body: dict[str, Any], caller: Caller) -> Plan:
-            made: Plan = plan(body, caller, self._planning, now=int(time.time()))
+            made: Plan = plan(body, caller, self.planning, now=int(time.time()))
             return made
 
         return make
@@ -73,7 +81,7 @@ class Gateway:
         """Whether a request would succeed."""
         if self.admission.is_closed:
             return Readiness(False, "the gateway is stopping", phase="stopping")
-        return self.fleet.readiness(now=time.monotonic())
+        return self.fleet.readiness()
 
 
 def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ...] = ()) -> FastAPI:
@@ -92,6 +100,7 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
         redoc_url=None,
     )
     _add_generation_routes(app, gateway)
+    _add_tokenize_routes(app, gateway)
     _add_model_routes(app, gateway)
     _add_operation_routes(app, gateway)
     http_errors.install(app)
@@ -123,7 +132,7 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         responses=openapi.replies_of(replies.ChatCompletion, streams=True),
     )
     async def chat_completions() -> Response:
-        return Exchange(chat, gateway.exchange)
+        return GenerationExchange(chat, gateway.exchange)
 
     @route(
         "/v1/completions",
@@ -132,7 +141,30 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         responses=openapi.replies_of(replies.Completion, streams=True),
     )
     async def completions() -> Response:
-        return Exchange(completion, gateway.exchange)
+        return GenerationExchange(completion, gateway.exchange)
+
+
+def _add_tokenize_routes(app: FastAPI, gateway: Gateway) -> None:
+    route = partial(app.post, response_class=Response, tags=["tokens"])
+    work = TokenRoutes(gateway.exchange.client, gateway.planning)
+
+    @route(
+        "/tokenize",
+        summary="Text or a chat to token ids",
+        openapi_extra=openapi.body_of(TokenizeRequest),
+        responses=openapi.replies_of(TokenizeReply),
+    )
+    async def tokenize() -> Response:
+        return JsonExchange(work.tokenize, gateway.exchange)
+
+    @route(
+        "/detokenize",
+        summary="Token ids to text",
+        openapi_extra=openapi.body_of(DetokenizeRequest),
+        responses=openapi.replies_of(DetokenizeReply),
+    )
+    async def detokenize() -> Response:
+        return JsonExchange(work.detokenize, gateway.exchange)
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:

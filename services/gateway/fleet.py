@@ -1,12 +1,13 @@
 """What the gateway knows of the tokenizers and of the engines behind them.
 
 Fed by the Info stream of each tokenizer (``tokenizer_client.py``), read by health, models, metrics
-and by whoever chooses a tokenizer. Time is an argument.
+and by whoever chooses a tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -14,6 +15,8 @@ from services.common.errors import ModelNotFound, Unavailable
 
 STALE_AFTER_S = 5.0
 """A tokenizer that has been silent for so long does not count; it speaks at least once a second."""
+
+PULSE_S = 0.5
 
 
 class Phase(Enum):
@@ -86,22 +89,44 @@ class Readiness:
     percent: int | None = None
 
 
+class Pulse:
+    """A clock that counts only the time in which this process had its turn.
+
+    If this process was held up, its peers have not been silent: what they said waits to be read.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    async def run(self) -> None:
+        """Count, until cancelled."""
+        while True:
+            await asyncio.sleep(PULSE_S)
+            self.seconds += PULSE_S
+
+
 class Fleet:
     """The last word of every tokenizer, by address."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """
+        Args:
+            clock: Seconds, for telling who has fallen silent.
+        """
+        self._clock = clock
         self._infos: dict[str, tuple[float, TokenizerInfo]] = {}
 
-    def heard(self, address: str, info: TokenizerInfo, *, now: float) -> None:
+    def heard(self, address: str, info: TokenizerInfo) -> None:
         """A tokenizer has said how it is."""
-        self._infos[address] = (now, info)
+        self._infos[address] = (self._clock(), info)
 
     def lost(self, address: str) -> None:
         """The stream of a tokenizer has ended: what it said is void."""
         self._infos.pop(address, None)
 
-    def ready_addresses(self, model: str, *, now: float) -> list[str]:
+    def ready_addresses(self, model: str) -> list[str]:
         """Tokenizers that would serve a request for ``model``, in a stable order."""
+        now = self._clock()
         return [
             address
             for address, (heard_at, info) in self._infos.items()
@@ -158,8 +183,9 @@ class Fleet:
         fallback = next(iter(labels.values())) if len(labels) == 1 else ""
         return labels.get(engine_id, fallback)
 
-    def readiness(self, *, now: float) -> Readiness:
+    def readiness(self) -> Readiness:
         """Whether any tokenizer would serve a request."""
+        now = self._clock()
         fresh = [info for at, info in self._infos.values() if now - at < STALE_AFTER_S]
         if any(info.is_ready for info in fresh):
             return Readiness(is_ready=True)

@@ -311,7 +311,7 @@ class _FleetCollector(Collector):
             "HTTP requests that generate text and are inside.",
             value=self._admission.num_in_flight,
         )
-        readiness = self._fleet.readiness(now=time.monotonic())
+        readiness = self._fleet.readiness()
         yield GaugeMetricFamily(
             "sluiceway_gateway_ready",
             "1 if a request would succeed.",

@@ -11,9 +11,15 @@ from pydantic.json_schema import models_json_schema
 
 from services.gateway.openai.replies import ErrorReply
 from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/"
-_BODIES: tuple[type[BaseModel], ...] = (ChatCompletionRequest, CompletionRequest)
+_BODIES: tuple[type[BaseModel], ...] = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -22,9 +28,9 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def replies_of(model: type[BaseModel], *, streams: bool) -> dict[int | str, dict[str, Any]]:
+def replies_of(model: type[BaseModel], *, streams: bool = False) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route that generates text."""
-    done: dict[str, Any] = {"model": model, "description": "The answer, whole or as events."}
+    done: dict[str, Any] = {"model": model, "description": "The answer."}
     if streams:
         done["content"] = {
             "text/event-stream": {

@@ -21,7 +21,7 @@ from services.gateway.app import Gateway, build_app
 from services.gateway.auth import ApiKeys
 from services.gateway.config import GatewayConfig
 from services.gateway.exchange import ExchangeContext
-from services.gateway.fleet import Fleet
+from services.gateway.fleet import Fleet, Pulse
 from services.gateway.http_errors import envelope
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.fields import UnknownFields
@@ -69,7 +69,8 @@ class GatewayServer:
         Raises:
             ConfigError: A key is malformed.
         """
-        fleet = Fleet()
+        self._pulse = Pulse()
+        fleet = Fleet(clock=lambda: self._pulse.seconds)
         self.drain_timeout_s = config.drain_timeout_s
         self._config = config
         self._client = TokenizerClient(
@@ -92,7 +93,10 @@ class GatewayServer:
             ConfigError: The port is taken.
         """
         listener = _listen(self._config.host, self._config.port)
-        self._links = group.create_task(self._client.run())
+        self._background = [
+            group.create_task(self._client.run()),
+            group.create_task(self._pulse.run()),
+        ]
         self._serving = group.create_task(self._server.serve(sockets=[listener]))
         await self._server.listening.wait()
         host, port = listener.getsockname()[:2]
@@ -105,7 +109,8 @@ class GatewayServer:
         await self._admission.drain(self.drain_timeout_s)
         self._server.should_exit = True
         await self._serving
-        self._links.cancel()
+        for task in self._background:
+            task.cancel()
 
 
 def assemble(

@@ -7,9 +7,10 @@ its first message it may be moved to another copy, after that a loss is an error
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Sequence
 from itertools import count
+from typing import TypeVar
 
 import grpc
 
@@ -23,16 +24,23 @@ from services.common.errors import (
 from services.common.pb import tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.rpc import Endpoints, connect, translate
 from services.common.telemetry import get_logger
-from services.gateway.convert import info_from_message, request_to_message, update_from_message
+from services.gateway.convert import (
+    chat_to_message,
+    info_from_message,
+    request_to_message,
+    update_from_message,
+)
 from services.gateway.fleet import Fleet
-from services.gateway.generation import GenerationRequest, Update
+from services.gateway.generation import ChatPrompt, GenerationRequest, Update
 
 MAX_ATTEMPTS = 4
 SIDE_CALL_TIMEOUT_S = 10.0
 RETRY_PAUSE_S = 0.1
 CLOSE_GRACE_S = 60.0
+LAST_WORDS_S = 1.0
 
 log = get_logger(__name__)
+R = TypeVar("R")
 GenerateCall = grpc.aio.UnaryStreamCall[tokenizer_pb2.GenerateRequest, tokenizer_pb2.TextDelta]
 
 
@@ -63,12 +71,19 @@ class Generation:
             SluicewayError: The stream broke, ended without a finish, or lost something.
         """
         if not self._open:
+            await self._see_off()
             return None
         update = await _read(self._call)
         if update is None:
             raise WorkerLost("the tokenizer ended the stream before the request was finished")
         self._check(update)
         return update
+
+    async def _see_off(self) -> None:
+        """Take in the clean end of the stream, so that ``cancel`` finds nothing to cancel."""
+        with contextlib.suppress(SluicewayError, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await _read(self._call)
 
     def cancel(self) -> None:
         """End the stream; the tokenizer aborts what is still running."""
@@ -139,7 +154,7 @@ class TokenizerClient:
         call = stub.Info(tokenizer_pb2.InfoRequest(), wait_for_ready=True)
         try:
             async for message in call:
-                self._fleet.heard(address, info_from_message(message), now=time.monotonic())
+                self._fleet.heard(address, info_from_message(message))
             log.warning("tokenizer_info_ended", address=address)
         except grpc.aio.AioRpcError as error:
             log.warning("tokenizer_lost", address=address, error=translate(error).message)
@@ -188,12 +203,12 @@ class TokenizerClient:
             raise
 
     def _choose(self, model: str, *, tried: set[str]) -> str | None:
-        ready = self._fleet.ready_addresses(model, now=time.monotonic())
+        ready = self._fleet.ready_addresses(model)
         untried = [address for address in ready if address not in tried and address in self._peers]
         return untried[next(self._turn) % len(untried)] if untried else None
 
     def _not_ready(self) -> Unavailable:
-        readiness = self._fleet.readiness(now=time.monotonic())
+        readiness = self._fleet.readiness()
         reason = readiness.reason or "no tokenizer is ready for this model"
         return Unavailable(f"not ready: {reason}", retry_after_s=1)
 
@@ -203,15 +218,31 @@ class TokenizerClient:
             raise self._not_ready()
         return tokenizer_pb2_grpc.TokenizerStub(self._peers[address].channel)
 
+    async def render(self, model: str, prompt: ChatPrompt) -> tuple[str, list[int]]:
+        """A conversation as the model sees it: text and token ids."""
+        request = tokenizer_pb2.RenderRequest(chat=chat_to_message(prompt), model=model)
+        stub = self._stub(model)
+        reply = await _answer_of(stub.Render(request, timeout=SIDE_CALL_TIMEOUT_S))
+        return reply.text, list(reply.ids)
+
+    async def tokenize(
+        self, model: str, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], list[str]]:
+        """Token ids of a text, and the text of each token."""
+        request = tokenizer_pb2.TokenizeRequest(
+            text=text, add_special_tokens=add_special_tokens, model=model
+        )
+        stub = self._stub(model)
+        reply = await _answer_of(stub.Tokenize(request, timeout=SIDE_CALL_TIMEOUT_S))
+        return list(reply.ids), list(reply.tokens)
+
     async def detokenize(self, model: str, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids."""
         request = tokenizer_pb2.DetokenizeRequest(
             ids=ids, skip_special_tokens=skip_special_tokens, model=model
         )
-        try:
-            reply = await self._stub(model).Detokenize(request, timeout=SIDE_CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise translate(error) from None
+        stub = self._stub(model)
+        reply = await _answer_of(stub.Detokenize(request, timeout=SIDE_CALL_TIMEOUT_S))
         return reply.text
 
 
@@ -221,6 +252,14 @@ class _Peer:
     def __init__(self, channel: grpc.aio.Channel, follower: asyncio.Task[None]) -> None:
         self.channel = channel
         self.follower = follower
+
+
+async def _answer_of(call: Awaitable[R]) -> R:
+    """The reply of a unary call, or our error."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise translate(error) from None
 
 
 async def _read(call: GenerateCall, *, before_first: bool = False) -> Update | None:

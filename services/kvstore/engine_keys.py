@@ -60,6 +60,7 @@ class EngineKeys:
         self._staging: _Staging | None = None
         self._discarded = discarded
         self._largest = 0
+        self._has_missed = False
 
     @property
     def num_keys(self) -> int:
@@ -76,9 +77,18 @@ class EngineKeys:
         """What counts against the index's bound: the announced blocks, or what was really said."""
         return max(self.record.num_blocks, self._largest)
 
+    def may_begin(self, events: KvEvents) -> bool:
+        """Whether keys can be kept from this event on.
+
+        Not from the midst of a snapshot whose first chunks were acknowledged unread: its publisher
+        would take the demand for another one as an answer to what it sent before.
+        """
+        return not self._has_missed or events.snapshot is None or events.snapshot.chunk == 0
+
     def begin(self) -> None:
         """Keep keys from now on; if some were missed, the next event is answered accordingly."""
         self.is_indexed = True
+        self._has_missed = False
         self.seq = 0
 
     def apply(self, events: KvEvents) -> Ack:
@@ -100,6 +110,7 @@ class EngineKeys:
 
     def acknowledge_unread(self, events: KvEvents) -> Ack:
         """Take note of an event whose keys are not kept."""
+        self._has_missed = True
         snapshot = events.snapshot
         if snapshot is None:
             self.seq = max(self.seq, events.seq)
@@ -114,6 +125,7 @@ class EngineKeys:
         self._keys = {}
         self.reserved = 0
         self.is_indexed = False
+        self._has_missed = True
 
     def match(self, keys: Sequence[bytes]) -> dict[str, int]:
         """How far the unbroken beginning of a chain goes with each tier and those before it.

@@ -65,7 +65,7 @@ class PrefixIndex:
             self.forget(events.engine_id)
             return Ack(events.engine_id, AckStatus.OK, seq=events.seq)
         engine = self._admit(record)
-        if not engine.is_indexed and not (_may_begin(events) and self._reserve(engine)):
+        if not engine.is_indexed and not (engine.may_begin(events) and self._reserve(engine)):
             return engine.acknowledge_unread(events)
         ack = engine.apply(events)
         self._account(engine)
@@ -190,11 +190,6 @@ class PrefixIndex:
         engine.reserved = engine.size
         if self._num_blocks > self._max_blocks:
             self._release(engine)
-
-
-def _may_begin(events: KvEvents) -> bool:
-    """Whether the keys of an engine can be taken in from here: not in the midst of a snapshot."""
-    return events.snapshot is None or events.snapshot.chunk == 0
 
 
 def _check_record(record: EngineRecord, engine_id: int) -> None:

@@ -22,7 +22,7 @@ from services.common.pb import (
 from services.common.rpc import READY, connect
 
 _CALL_TIMEOUT_S = 2.0
-_POLL_S = 0.1
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Stage:
 
     async def until(self, fact: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
-            while not fact():  # noqa: ASYNC110 - facts of another process
+            while not fact():
                 await asyncio.sleep(0.01)
 
     async def until_up(self, name: str, *, times: int = 1) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from services.common.errors import InvalidRequest
+from services.common.sampling import SamplingParams
 from services.gateway.generation import ChatPrompt, ChoiceUpdate, Finish, Update
 from services.gateway.openai.logprobs import TokenNames, chat_entries, prompt_logprobs
-from services.gateway.openai.messages import (
-    check_messages,
-    opens_assistant_turn,
-    template_kwargs,
-)
+from services.gateway.openai.messages import chat_prompt
 from services.gateway.openai.parse import validate
 from services.gateway.openai.plan import (
+    INT32_LIMIT,
     Caller,
     Plan,
     PlanContext,
@@ -63,58 +62,47 @@ def plan_chat(raw: dict[str, Any], caller: Caller, context: PlanContext, *, now:
     """
     body = validate(raw, ChatCompletionRequest)
     info = check_common(body, context, also_refused=_REFUSED)
-    prompt = _prompt(body, raw, context)
-    num_top = _num_top(body)
-    check_num_logprobs("prompt_logprobs", body.prompt_logprobs)
-    sampling = sampling_params(
-        body,
-        max_tokens=_max_tokens(body),
-        logprobs=num_top,
-        prompt_logprobs=body.prompt_logprobs,
-        drawn_seed=draw_seed(),
-        vocab_size=info.vocab_size,
-    )
-    request_id = new_request_id("chatcmpl")
     request = generation_request(
         body,
-        prompt,
-        request_id=request_id,
+        _prompt(body, raw, context),
+        request_id=new_request_id("chatcmpl"),
         model=info.model,
-        sampling=sampling,
+        sampling=_sampling(body, info.vocab_size),
         caller=caller,
         context=context,
     )
-    reply = ChatReply(
-        ReplyHead(request_id, now, info.model),
-        n=request.n,
+    head = ReplyHead(request.request_id, now, info.model)
+    return Plan((request,), ChatReply(head, _options(body, n=request.n)), bool(body.stream))
+
+
+def _sampling(body: ChatCompletionRequest, vocab_size: int) -> SamplingParams:
+    check_num_logprobs("prompt_logprobs", body.prompt_logprobs)
+    return sampling_params(
+        body,
+        max_tokens=_max_tokens(body),
+        logprobs=_num_top(body),
+        prompt_logprobs=body.prompt_logprobs,
+        drawn_seed=draw_seed(),
+        vocab_size=vocab_size,
+    )
+
+
+def _options(body: ChatCompletionRequest, *, n: int) -> ChatOptions:
+    return ChatOptions(
+        n=n,
         usage=stream_usage(body),
-        num_top=num_top,
+        num_top=_num_top(body),
+        num_top_of_prompt=body.prompt_logprobs,
         returns_token_ids=bool(body.return_token_ids),
         as_token_ids=bool(body.return_tokens_as_token_ids),
-        num_top_of_prompt=body.prompt_logprobs,
     )
-    return Plan((request,), reply, bool(body.stream))
 
 
 def _prompt(body: ChatCompletionRequest, raw: dict[str, Any], context: PlanContext) -> ChatPrompt:
-    check_messages(body.messages)
     _check_tools(body)
     if body.modalities is not None and body.modalities != ["text"]:
         raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
-    if body.chat_template is not None and not context.limits.trust_request_chat_template:
-        raise InvalidRequest(
-            "chat_template of a request is not trusted by this server "
-            "(--trust-request-chat-template)",
-            param="chat_template",
-        )
-    return ChatPrompt(
-        messages_json=orjson.dumps(raw["messages"]).decode(),
-        tools_json=orjson.dumps(raw["tools"]).decode() if body.tools else "",
-        template_kwargs_json=template_kwargs(body),
-        add_generation_prompt=opens_assistant_turn(body),
-        continue_final_message=bool(body.continue_final_message),
-        chat_template=body.chat_template or "",
-    )
+    return chat_prompt(body, raw, trusts_templates=context.limits.trust_request_chat_template)
 
 
 def _check_tools(body: ChatCompletionRequest) -> None:
@@ -130,9 +118,9 @@ def _max_tokens(body: ChatCompletionRequest) -> int | None:
     wanted = body.max_completion_tokens
     if wanted is None:
         return body.max_tokens
-    if wanted < 1:
+    if not 1 <= wanted < INT32_LIMIT:
         raise InvalidRequest(
-            f"max_completion_tokens must be at least 1, got {wanted}",
+            f"max_completion_tokens must be in [1, {INT32_LIMIT - 1}], got {wanted}",
             param="max_completion_tokens",
         )
     return wanted
@@ -147,43 +135,44 @@ def _num_top(body: ChatCompletionRequest) -> int | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What a chat's reply has to show.
+
+    Attributes:
+        n: Number of choices.
+        usage: When a stream tells usage.
+        num_top: Alternatives per token; ``None`` = no log-probabilities.
+        num_top_of_prompt: The same for the prompt (``prompt_logprobs``).
+        returns_token_ids: Whether choices carry ``token_ids``.
+        as_token_ids: Whether log-probabilities name tokens by id.
+    """
+
+    n: int
+    usage: StreamUsage
+    num_top: int | None
+    num_top_of_prompt: int | None
+    returns_token_ids: bool
+    as_token_ids: bool
+
+
 class ChatReply:
     """Makes the reply of one chat request."""
 
     needs_prompt_text = False
 
-    def __init__(
-        self,
-        head: ReplyHead,
-        *,
-        n: int,
-        usage: StreamUsage,
-        num_top: int | None,
-        returns_token_ids: bool,
-        as_token_ids: bool,
-        num_top_of_prompt: int | None,
-    ) -> None:
+    def __init__(self, head: ReplyHead, options: ChatOptions) -> None:
         """
         Args:
             head: Id, time and model.
-            n: Number of choices.
-            usage: When a stream tells usage.
-            num_top: Alternatives per token; ``None`` = no log-probabilities.
-            returns_token_ids: Whether choices carry ``token_ids``.
-            as_token_ids: Whether log-probabilities name tokens by id.
-            num_top_of_prompt: The same for the prompt (``prompt_logprobs``).
+            options: What is to be shown.
         """
         self.tally = UsageTally()
         self._head = head
-        self._frame = ChunkFrame(head, kind="chat.completion.chunk", usage=usage)
-        self._choices = [
-            _ChatChoice(index, num_top=num_top, names=TokenNames(as_token_ids=as_token_ids))
-            for index in range(n)
-        ]
+        self._options = options
+        self._frame = ChunkFrame(head, kind="chat.completion.chunk", usage=options.usage)
+        self._choices = [_ChatChoice(index, options) for index in range(options.n)]
         self._prompt = PromptFacts()
-        self._returns_token_ids = returns_token_ids
-        self._as_token_ids = as_token_ids
-        self._num_top_of_prompt = num_top_of_prompt
 
     def set_prompt(self, prompt_index: int, *, text: str, first_token_text: str) -> None:
         """Never needed: a chat is not echoed."""
@@ -197,7 +186,7 @@ class ChatReply:
     def _choice_events(self, update: ChoiceUpdate) -> bytes:
         choice = self._choices[update.index]
         pieces = [self._role_event(choice)] if not choice.has_started else []
-        has_ids = self._returns_token_ids and len(update.token_ids) > 0
+        has_ids = self._options.returns_token_ids and len(update.token_ids) > 0
         if update.text or update.logprobs or has_ids:
             body = choice.delta(update, has_ids=has_ids)
             pieces.append(self._frame.chunk(body, tally=self.tally))
@@ -207,7 +196,7 @@ class ChatReply:
 
     def _role_event(self, choice: _ChatChoice) -> bytes:
         choice.has_started = True
-        ids = list(self._prompt.ids) if self._returns_token_ids else None
+        ids = list(self._prompt.ids) if self._options.returns_token_ids else None
         extra = b',"prompt_token_ids":' + orjson.dumps(ids) if ids is not None else b""
         return self._frame.chunk(choice.opening, tally=self.tally, extra=extra)
 
@@ -225,16 +214,18 @@ class ChatReply:
     def whole(self) -> dict[str, Any]:
         """The ``chat.completion`` object."""
         reply = self._head.as_json("chat.completion") | {
-            "choices": [choice.whole(has_ids=self._returns_token_ids) for choice in self._choices],
+            "choices": [
+                choice.whole(has_ids=self._options.returns_token_ids) for choice in self._choices
+            ],
             "usage": self.tally.as_json(),
         }
-        if self._num_top_of_prompt is not None:
+        if self._options.num_top_of_prompt is not None:
             reply["prompt_logprobs"] = prompt_logprobs(
                 self._prompt.logprobs,
-                num_top=self._num_top_of_prompt,
-                as_token_ids=self._as_token_ids,
+                num_top=self._options.num_top_of_prompt,
+                as_token_ids=self._options.as_token_ids,
             )
-        if self._returns_token_ids:
+        if self._options.returns_token_ids:
             reply["prompt_token_ids"] = list(self._prompt.ids)
         return reply
 
@@ -242,11 +233,11 @@ class ChatReply:
 class _ChatChoice:
     """One choice: its JSON, chunk by chunk or whole."""
 
-    def __init__(self, index: int, *, num_top: int | None, names: TokenNames) -> None:
+    def __init__(self, index: int, options: ChatOptions) -> None:
         self.has_started = False
         self._index = index
-        self._num_top = num_top
-        self._names = names
+        self._num_top = options.num_top
+        self._names = TokenNames(as_token_ids=options.as_token_ids)
         self._entries: list[dict[str, Any]] = []
         self._gathered = ChoiceText()
         self._start = b'{"index":%d,"delta":' % index

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import orjson
 
 from services.common.errors import InvalidRequest
+from services.common.sampling import SamplingParams
 from services.gateway.generation import ChoiceUpdate, Finish, Update
 from services.gateway.openai.logprobs import (
     CompletionLogprobs,
@@ -68,38 +70,48 @@ def plan_completion(raw: dict[str, Any], caller: Caller, context: PlanContext, *
     info = check_common(body, context, also_refused=_REFUSED | {"best_of": (body.n or 1,)})
     prompts = parse_prompts(body.prompt, vocab_size=info.vocab_size)
     n = num_choices(body, context.limits)
-    if len(prompts) * n > context.limits.max_choices:
-        raise InvalidRequest(
-            f"{len(prompts)} prompts with n {n} make {len(prompts) * n} choices; "
-            f"at most {context.limits.max_choices} are allowed",
-            param="prompt" if len(prompts) > n else "n",
-        )
+    _check_num_choices(len(prompts), n, context.limits.max_choices)
     options = _options(body)
-    sampling = sampling_params(
+    request_id = new_request_id("cmpl")
+    make = partial(
+        generation_request,
+        body,
+        model=info.model,
+        sampling=_sampling(body, options, info.vocab_size),
+        caller=caller,
+        context=context,
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    requests = (
+        (make(prompts[0], request_id=request_id),)
+        if len(prompts) == 1
+        else tuple(make(p, request_id=f"{request_id}-{i}") for i, p in enumerate(prompts))
+    )
+    head = ReplyHead(request_id, now, info.model)
+    reply = CompletionReply(head, num_prompts=len(prompts), n=n, options=options)
+    return Plan(requests, reply, bool(body.stream))
+
+
+def _check_num_choices(num_prompts: int, n: int, limit: int) -> None:
+    if num_prompts * n > limit:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n {n} make {num_prompts * n} choices; "
+            f"at most {limit} are allowed",
+            param="prompt" if num_prompts > n else "n",
+        )
+
+
+def _sampling(
+    body: CompletionRequest, options: CompletionOptions, vocab_size: int
+) -> SamplingParams:
+    return sampling_params(
         body,
         max_tokens=options.num_asked,
         logprobs=None if options.drops_output else body.logprobs,
         prompt_logprobs=_wanted_prompt_logprobs(body),
         drawn_seed=draw_seed(),
-        vocab_size=info.vocab_size,
+        vocab_size=vocab_size,
     )
-    request_id = new_request_id("cmpl")
-    requests = tuple(
-        generation_request(
-            body,
-            prompt,
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
-            model=info.model,
-            sampling=sampling,
-            caller=caller,
-            context=context,
-            extra={"add_special_tokens": body.add_special_tokens is not False},
-        )
-        for index, prompt in enumerate(prompts)
-    )
-    head = ReplyHead(request_id, now, info.model)
-    reply = CompletionReply(head, num_prompts=len(prompts), n=n, options=options)
-    return Plan(requests, reply, bool(body.stream))
 
 
 def _wanted_prompt_logprobs(body: CompletionRequest) -> int | None:

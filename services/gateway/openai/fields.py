@@ -23,7 +23,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "prediction": (),
     "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from services.common.errors import InvalidRequest
-from services.gateway.openai.schema import ChatCompletionRequest, ContentPart, Message
+from services.gateway.generation import ChatPrompt
+from services.gateway.openai.schema import ContentPart, Message, Tool
 
 # What chat_template_kwargs may not set: each has a field of its own, or would be code.
 _RESERVED_KWARGS = frozenset(
@@ -23,6 +24,66 @@ _RESERVED_KWARGS = frozenset(
         "return_dict",
     }
 )
+
+
+class ChatBody(Protocol):
+    """The fields of a body that make a chat prompt."""
+
+    @property
+    def messages(self) -> Sequence[Message] | None:
+        """The conversation."""
+
+    @property
+    def tools(self) -> Sequence[Tool] | None:
+        """Functions that the template is told of."""
+
+    @property
+    def reasoning_effort(self) -> str | None:
+        """A variable of the template."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None:
+        """Whether the assistant's turn is opened."""
+
+    @property
+    def continue_final_message(self) -> bool | None:
+        """Whether the last message is left open."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """A template of the request's own."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None:
+        """Variables of the template."""
+
+
+def chat_prompt(body: ChatBody, raw: dict[str, Any], *, trusts_templates: bool) -> ChatPrompt:
+    """Check a conversation and give it on.
+
+    Args:
+        body: Types checked.
+        raw: The same as it came: messages and tools are passed on untouched.
+        trusts_templates: Whether a request may bring a template.
+
+    Raises:
+        InvalidRequest: Names the field.
+    """
+    check_messages(body.messages or ())
+    if body.chat_template is not None and not trusts_templates:
+        raise InvalidRequest(
+            "chat_template of a request is not trusted by this server "
+            "(--trust-request-chat-template)",
+            param="chat_template",
+        )
+    return ChatPrompt(
+        messages_json=orjson.dumps(raw["messages"]).decode(),
+        tools_json=orjson.dumps(raw["tools"]).decode() if body.tools else "",
+        template_kwargs_json=_template_kwargs(body),
+        add_generation_prompt=_opens_assistant_turn(body),
+        continue_final_message=bool(body.continue_final_message),
+        chat_template=body.chat_template or "",
+    )
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -61,7 +122,7 @@ def _check_parts(parts: Sequence[ContentPart], where: str) -> None:
             raise InvalidRequest(f"{field}.{part.type} is required", param=f"{field}.{part.type}")
 
 
-def template_kwargs(body: ChatCompletionRequest) -> str:
+def _template_kwargs(body: ChatBody) -> str:
     """Variables for the chat template as JSON; "" = none.
 
     Raises:
@@ -78,7 +139,7 @@ def template_kwargs(body: ChatCompletionRequest) -> str:
     return orjson.dumps(kwargs).decode() if kwargs else ""
 
 
-def opens_assistant_turn(body: ChatCompletionRequest) -> bool:
+def _opens_assistant_turn(body: ChatBody) -> bool:
     """Whether the template ends with the head of the assistant's answer.
 
     Raises:

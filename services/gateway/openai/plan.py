@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
@@ -150,7 +149,7 @@ def generation_request(
     sampling: SamplingParams,
     caller: Caller,
     context: PlanContext,
-    extra: dict[str, Any] | None = None,
+    add_special_tokens: bool = True,
 ) -> GenerationRequest:
     """One prompt's request.
 
@@ -162,7 +161,7 @@ def generation_request(
         sampling: Checked.
         caller: Who asks.
         context: What planning knows.
-        extra: Fields of ``GenerationRequest`` that only this kind of request sets.
+        add_special_tokens: Of a text.
     """
     return GenerationRequest(
         request_id=request_id,
@@ -183,5 +182,5 @@ def generation_request(
         bad_words=bad_words(body.bad_words),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         trace=caller.trace,
-        **(extra or {}),
+        add_special_tokens=add_special_tokens,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.common.errors import InvalidRequest
 from services.gateway.generation import IdsPrompt, TextPrompt
 
@@ -27,7 +29,7 @@ def parse_prompts(prompt: object, *, vocab_size: int) -> list[TextPrompt | IdsPr
     if not prompt:
         raise InvalidRequest("prompt must not be empty", param="prompt")
     if type(prompt[0]) is int:
-        return [_ids(prompt, "prompt", vocab_size)]
+        return [token_ids(prompt, "prompt", vocab_size=vocab_size)]
     return [_one(part, f"prompt[{index}]", vocab_size) for index, part in enumerate(prompt)]
 
 
@@ -35,7 +37,7 @@ def _one(part: object, where: str, vocab_size: int) -> TextPrompt | IdsPrompt:
     if isinstance(part, str):
         return _text(part, where)
     if isinstance(part, list):
-        return _ids(part, where, vocab_size)
+        return token_ids(part, where, vocab_size=vocab_size)
     raise InvalidRequest(f"{where} must be text or a list of token ids", param=where)
 
 
@@ -45,7 +47,17 @@ def _text(text: str, where: str) -> TextPrompt:
     return TextPrompt(text)
 
 
-def _ids(ids: list[object], where: str, vocab_size: int) -> IdsPrompt:
+def token_ids(ids: Sequence[object], where: str, *, vocab_size: int) -> IdsPrompt:
+    """Check a list of token ids.
+
+    Args:
+        ids: As they came.
+        where: The field they are in.
+        vocab_size: Of the model; 0 = not known.
+
+    Raises:
+        InvalidRequest: None, no integers, or ids that the model does not have.
+    """
     if not ids:
         raise InvalidRequest(f"{where} must not be empty", param=where)
     last = vocab_size - 1 if vocab_size else MAX_TOKEN_ID

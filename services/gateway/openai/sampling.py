@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import (
@@ -71,11 +70,6 @@ def sampling_params(
     params.validate()
     params.validate_token_ids(vocab_size or MAX_TOKEN_ID)
     return params
-
-
-def with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    """The same with another limit."""
-    return replace(params, max_tokens=max_tokens)
 
 
 def _seed(seed: int | None, drawn: int) -> int:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
 MAX_MESSAGES = 1 << 14
-MAX_PARTS = 1 << 12
+MAX_TOOLS = 128
 
 _STOP_SCHEMA = {
     "anyOf": [
@@ -41,8 +41,8 @@ class _StopAtFirst(FailFast):
     __hash__ = object.__hash__
 
 
-_FIRST = _StopAtFirst()
-TokenIdList = Annotated[list[int], _FIRST]
+FIRST_ERROR = _StopAtFirst()
+TokenIdList = Annotated[list[int], FIRST_ERROR]
 
 
 class StrictModel(BaseModel):
@@ -179,7 +179,7 @@ class GenerationBody(StrictModel):
         None,
         description="Log-probabilities of the prompt, with that many alternatives; not streamed.",
     )
-    bad_words: Annotated[list[str], _FIRST] | None = Field(
+    bad_words: Annotated[list[str], FIRST_ERROR] | None = Field(
         None, description="Words that cannot come out."
     )
     response_format: ResponseFormat | None = Field(None, description="The form of the answer.")
@@ -247,11 +247,11 @@ class Message(StrictModel):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[ContentPart], _FIRST] | None = Field(
+    content: str | Annotated[list[ContentPart], FIRST_ERROR] | None = Field(
         None, description="Text, or a list of text parts."
     )
     name: str | None = Field(None, description="Who speaks; given to the template.")
-    tool_calls: Annotated[list[ToolCall], _FIRST] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning: str | None = None
@@ -272,7 +272,7 @@ class ChatCompletionRequest(GenerationBody):
         strict=True, extra="allow", frozen=True, json_schema_extra={"examples": [_CHAT_EXAMPLE]}
     )
 
-    messages: Annotated[list[Message], _FIRST] = Field(
+    messages: Annotated[list[Message], FIRST_ERROR] = Field(
         description="The conversation.", min_length=1, max_length=MAX_MESSAGES
     )
     max_completion_tokens: int | None = Field(
@@ -282,13 +282,16 @@ class ChatCompletionRequest(GenerationBody):
     top_logprobs: int | None = Field(
         None, description="0..20 alternatives per token; needs logprobs true."
     )
+    prediction: dict[str, Any] | None = Field(
+        None, description="Accepted without effect: a hint for speed."
+    )
     store: bool | None = Field(None, description="Accepted; nothing is stored.")
     reasoning_effort: str | None = Field(
         None, description="Given to the chat template, which may not know it."
     )
     modalities: list[str] | None = Field(None, description="Only text.")
-    tools: Annotated[list[Tool], _FIRST] | None = Field(
-        None, description="Functions that the model may call.", max_length=128
+    tools: Annotated[list[Tool], FIRST_ERROR] | None = Field(
+        None, description="Functions that the model may call.", max_length=MAX_TOOLS
     )
     tool_choice: Any = Field(None, description="none, auto, required, or one function by name.")
     parallel_tool_calls: bool | None = Field(None, description="Whether several calls may be made.")

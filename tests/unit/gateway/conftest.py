@@ -17,7 +17,8 @@ from services.gateway.config import GatewayConfig
 from services.gateway.server import GatewayServer
 from tests.fakes.tokenizer import MODEL, FakeTokenizer
 
-READY_WITHIN_S = 10
+READY_WITHIN_S = 600
+POLL_S = 0.05
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Front:
             while True:
                 if (await self.http.get("/health")).status_code == status:
                     return time.monotonic() - start
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(POLL_S)
 
 
 def events(response: httpx.Response) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.tokenizer import MODEL, FakeTokenizer, Script
 from tests.unit.gateway.conftest import Front, gateway
 
-WITHIN_S = 5
+WITHIN_S = 600
 CHAT = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -19,9 +19,9 @@ VOCAB = 1000
 
 def context(*, trusts_templates: bool = False) -> PlanContext:
     """One ready model, "m", of 1000 tokens."""
-    fleet = Fleet()
+    fleet = Fleet(clock=lambda: 0.0)
     info = TokenizerInfo("m", max_model_len=256, vocab_size=VOCAB, is_ready=True)
-    fleet.heard("a:1", info, now=0)
+    fleet.heard("a:1", info)
     limits = Limits(max_n=8, max_choices=16, trust_request_chat_template=trusts_templates)
     return PlanContext(fleet, limits, UnknownFields(), b"secret")
 
@@ -146,7 +146,6 @@ SAMPLING = [
     ("use_beam_search", True),
     ("length_penalty", 1.5),
     ("suffix", "x"),
-    ("prediction", {"type": "content", "content": "x"}),
     ("logprob_token_ids", [1]),
     ("guided_json", {"type": "integer"}),
     ("guided_choice", ["a"]),
@@ -316,7 +315,7 @@ def test_an_unknown_model_is_not_found(plan: Any) -> None:
 
 
 def test_before_any_tokenizer_is_known_nothing_is_not_found() -> None:
-    nothing = PlanContext(Fleet(), context().limits, UnknownFields(), b"")
+    nothing = PlanContext(Fleet(clock=lambda: 0.0), context().limits, UnknownFields(), b"")
     with pytest.raises(Unavailable):
         plan_chat({"model": "m", "messages": HI}, Caller(), nothing, now=0)
 

@@ -100,6 +100,10 @@ class TestSnapshots:
         assert _matched(index, [1]) == {}
         assert _matched(index, [2]) == {1: {"": 1}}
 
+    def test_an_engine_that_begins_in_the_middle_of_a_snapshot_needs_another(self) -> None:
+        ack = _index().apply(chunk(1, [1], base_seq=5, number=1), record=record(1))
+        assert (ack.status, ack.seq) == (AckStatus.NEED_SNAPSHOT, 0)
+
     @pytest.mark.parametrize(("base_seq", "number"), [(3, 2), (4, 1), (3, 1)])
     def test_a_chunk_out_of_order_is_refused(self, base_seq: int, number: int) -> None:
         index = _index()

@@ -32,6 +32,7 @@ from services.scheduler.submission import ChoiceSpec
 from services.scheduler.ticket import Decision
 from services.scheduler.worker_profile import LoadingProgress, WorkerFacts
 
+TEXT = st.text("ab é\n", max_size=20)
 U32 = st.integers(0, 2**32 - 1)
 IDS = st.lists(U32, max_size=8)
 TIMES = st.one_of(st.none(), st.integers(1, 10_000_000).map(lambda us: us / 1e6))
@@ -39,7 +40,7 @@ CLOCK = convert.WallClock(offset_s=1_000_000.0)
 ERRORS = st.builds(
     lambda kind, text, param, retry_s: kind(text, param=param, retry_after_s=retry_s),
     st.sampled_from([InvalidRequest, ContextLengthExceeded, Overloaded, RequestFailed, WorkerLost]),
-    st.text(max_size=20),
+    TEXT,
     st.one_of(st.none(), st.just("max_tokens")),
     st.one_of(st.none(), st.just(1.5)),
 )
@@ -119,7 +120,7 @@ def test_an_error_survives_the_wire(error: SluicewayError) -> None:
             attempt=U32,
         ),
         stop_token_id=st.one_of(st.none(), U32),
-        stop_detail=st.text(max_size=5),
+        stop_detail=TEXT,
         error=st.one_of(st.none(), ERRORS),
     )
 )
