@@ -24,6 +24,7 @@ from services.scheduler.convert import kv_change_to_message
 from services.scheduler.kv_feed import EngineCard, KvFeed
 
 ANSWER_TIMEOUT_S = 5.0
+MAX_UNTOLD_ENDS = 64
 _CHECK_PERIOD_S = 0.5
 _FIRST_BACKOFF_S = 0.2
 _LAST_BACKOFF_S = 5.0
@@ -71,6 +72,7 @@ class KvPublisher:
         feed = self._feeds.get(engine_id)
         if feed is not None:
             feed.end()
+            self._forget_oldest_ends()
             self._wake.set()
 
     def publish(
@@ -86,6 +88,12 @@ class KvPublisher:
         if feed is not None:
             feed.change(stored=stored, removed=removed, is_cleared=is_cleared)
             self._wake.set()
+
+    def _forget_oldest_ends(self) -> None:
+        """An index that stays away is not told of ends for ever: it forgets by leases as well."""
+        ended = [engine_id for engine_id, feed in self._feeds.items() if feed.has_ended]
+        for engine_id in ended[:-MAX_UNTOLD_ENDS]:
+            del self._feeds[engine_id]
 
     async def run(self) -> None:
         """Keep a stream to one copy of the index, for ever; returns at once without addresses."""
@@ -145,7 +153,7 @@ class KvPublisher:
             if feed.has_unacked and not was_waiting:
                 self._answered_at = time.monotonic()
             if feed.is_over:
-                del self._feeds[feed.card.engine_id]
+                self._feeds.pop(feed.card.engine_id, None)
 
     async def _wait_for_news(self) -> None:
         try:

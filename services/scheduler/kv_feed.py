@@ -107,6 +107,11 @@ class KvFeed:
         return bool(self._unacked)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the engine has ended."""
+        return self._is_gone
+
+    @property
     def is_over(self) -> bool:
         """Whether the feed can be forgotten."""
         return self._is_gone and (self.is_done or self.is_fenced)
@@ -130,6 +135,7 @@ class KvFeed:
         self._folded.clear()
         self._is_cleared = False
         self._must_snapshot = False
+        self._published_keys = tuple  # the engine's cache must not live on here
         self._is_gone = True
 
     def reconnect(self) -> None:

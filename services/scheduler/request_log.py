@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.output import Finished
-from services.scheduler.ticket import Ticket
+from services.scheduler.ticket import Decision, Ticket
 
 MAX_ENDED = 4096
 """Ended requests that are remembered."""
@@ -20,12 +20,12 @@ class RequestRecord:
     Attributes:
         attempt: The highest seen.
         live: Tickets that have not ended.
-        ended: Tickets that have, with their ends, in order.
+        ended: Why each choice that has ended was where it was, and its end; no tokens are kept.
     """
 
     attempt: int
     live: list[Ticket] = field(default_factory=list)
-    ended: list[tuple[Ticket, Finished]] = field(default_factory=list)
+    ended: list[tuple[Decision | None, Finished]] = field(default_factory=list)
 
 
 class RequestLog:
@@ -78,7 +78,7 @@ class RequestLog:
         if record is None or ticket not in record.live:
             return
         record.live.remove(ticket)
-        record.ended.append((ticket, finished))
+        record.ended.append((ticket.decision, finished))
         if not record.live:
             self._settle(request_id, record)
 

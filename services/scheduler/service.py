@@ -215,11 +215,10 @@ async def _reachable(address: str) -> str:
 def _explain(record: RequestRecord, *, wall: convert.WallClock) -> common_pb2.ExplainReply:
     states = {ticket.life.state.name.lower() for ticket in record.live}
     reply = common_pb2.ExplainReply(found=True, state=",".join(sorted(states)) or "finished")
-    for ticket, finished in record.ended:
+    for decision, finished in record.ended:
         life = convert.life_to_message(finished.life, clock=wall)
-        if ticket.decision is not None:
-            decision = convert.decision_to_message(ticket.decision, finished=finished)
-            life.decision.CopyFrom(decision)
+        if decision is not None:
+            life.decision.CopyFrom(convert.decision_to_message(decision, finished=finished))
         reply.lives.append(life)
     for ticket in record.live:
         reply.lives.add(

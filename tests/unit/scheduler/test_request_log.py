@@ -69,7 +69,7 @@ def test_an_ended_request_can_be_explained() -> None:
     log.end(only, END)
     assert log.num_live == 0
     record = log.find("r")
-    assert record is not None and record.ended == [(only, END)]
+    assert record is not None and record.ended == [(None, END)]
 
 
 def test_a_ticket_that_never_entered_leaves_no_trace() -> None:
