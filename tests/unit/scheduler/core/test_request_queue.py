@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -57,6 +57,7 @@ def test_lower_priority_goes_first_and_ties_by_arrival() -> None:
     ) == [4, 3, 2, 1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.integers(-3, 3)), min_size=1, max_size=30))
 def test_no_newcomer_passes_a_request_that_has_waited_long_enough(
     others: list[tuple[float, int]],
@@ -116,4 +117,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.num_uncached_tokens == sum(r.num_uncached_tokens for r in expected)
 
 
+QueueMachine.TestCase.settings = settings(max_examples=50, deadline=None)
 TestQueue = QueueMachine.TestCase

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import InvariantError
@@ -39,6 +39,7 @@ def test_the_table_of_transitions_is_the_written_state_machine() -> None:
     assert table == _ALLOWED
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(list(RequestStatus)), max_size=20))
 def test_a_request_only_ever_moves_along_the_table_and_never_leaves_its_end(
     wishes: list[RequestStatus],

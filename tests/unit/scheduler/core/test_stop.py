@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.sampling import RepetitionDetection, SamplingParams
@@ -86,6 +86,7 @@ def test_the_prompt_does_not_count_as_a_repetition() -> None:
     assert _stop([9, 9, 9], SamplingParams(repetition_detection=rule)) is not None
 
 
+@settings(deadline=None)
 @given(
     output=st.lists(st.integers(5, 7), min_size=1, max_size=16),
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
