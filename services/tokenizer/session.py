@@ -4,9 +4,8 @@ Three tasks and no more, however many requests: one reads frames and hands token
 receivers, one writes what the outbox holds, one keeps time (acknowledgements, heartbeats, silence).
 They live and die together in one TaskGroup.
 
-The life of a handle: added -> queued -> streaming -> (aborting ->) finished, or lost with the
-Session. Every handle ends exactly once, and its receiver hears of it exactly once. A handle is
-never used again, so whatever still arrives for one that has ended concerns nobody and is dropped.
+What a frame means for a handle is decided in ``handles.py``. Every handle ends exactly once, also
+when the Session breaks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
 from typing import NoReturn
 
 import grpc
@@ -31,7 +29,8 @@ from services.tokenizer.convert import (
     prompt_logprobs_from_message,
     submission_to_message,
 )
-from services.tokenizer.tokens import AbortReason, Logprobs, Queued, Submission, TokenReceiver
+from services.tokenizer.handles import Handles, OffsetGap
+from services.tokenizer.tokens import AbortReason, Queued, Submission, TokenReceiver
 
 TICK_S = 0.25
 HEARTBEAT_S = 0.5
@@ -72,8 +71,7 @@ class Session:
         self._silence_s = silence_s
         self._on_change = on_change
         self._engines: dict[int, common_pb2.EngineState] = {}
-        self._handles: dict[int, _Handle] = {}
-        self._next_handle = count(1)
+        self._handles = Handles()
         self._outbox: deque[scheduler_pb2.ClientFrame] = deque()
         self._outbox_filled = asyncio.Event()
         self._is_open = False
@@ -138,21 +136,17 @@ class Session:
             raise Overloaded(
                 f"the scheduler at {self.address} is not keeping up", retry_after_s=1.0
             )
-        handles = [next(self._next_handle) for _ in submission.choices]
-        for handle, choice in zip(handles, submission.choices, strict=True):
-            self._handles[handle] = _Handle(receiver, choice.index, len(choice.resume_ids))
+        handles = self._handles.add(receiver, submission.choices)
         self._send(submission_to_message(submission, handles=handles))
         return handles
 
     def abort(self, handles: Sequence[int], reason: AbortReason) -> None:
         """Give up those of ``handles`` that run; each still ends in its own ``finished``."""
-        running = [h for h in handles if h in self._handles and not self._handles[h].is_aborted]
-        if not running:
-            return
-        kept_tokens = [self._handles[h].num_tokens for h in running]
-        for handle in running:
-            self._handles[handle].is_aborted = True
-        self._send(abort_to_message(running, reason, kept_tokens=kept_tokens))
+        given_up = self._handles.abort(handles)
+        if given_up:
+            self._send(
+                abort_to_message(list(given_up), reason, kept_tokens=list(given_up.values()))
+            )
 
     async def run(self) -> NoReturn:
         """Hold the Session until it breaks.
@@ -178,10 +172,9 @@ class Session:
     def _end(self) -> None:
         """Tell every handle that is left; nothing can be submitted any more."""
         self._is_open = False
-        error = WorkerLost(f"the session with the scheduler at {self.address} broke")
-        handles, self._handles = self._handles, {}
-        for handle in handles.values():
-            handle.receiver.on_lost(handle.index, error)
+        self._handles.lose_all(
+            WorkerLost(f"the session with the scheduler at {self.address} broke")
+        )
         self._on_change()
 
     # --- reading ---
@@ -195,6 +188,8 @@ class Session:
                     self._on_frame[kind](frame)
         except grpc.aio.AioRpcError as error:
             raise self._broken(translate(error).message) from None
+        except OffsetGap as gap:
+            raise self._broken(str(gap)) from None
         raise self._broken("the scheduler closed the stream")
 
     def _on_welcome(self, frame: scheduler_pb2.ServerFrame) -> None:
@@ -220,19 +215,15 @@ class Session:
 
     def _on_queued(self, frame: scheduler_pb2.ServerFrame) -> None:
         queued = frame.queued
-        for number, position, eta_ms in zip(
+        for handle, position, eta_ms in zip(
             queued.handle, queued.position, queued.eta_ms, strict=True
         ):
-            handle = self._handles.get(number)
-            if handle is not None and not handle.is_aborted:
-                handle.receiver.on_queued(handle.index, Queued(position, eta_ms))
+            self._handles.queue(handle, Queued(position, eta_ms))
 
     def _on_step(self, frame: scheduler_pb2.ServerFrame) -> None:
         step = frame.step
         for rows in step.prompt_logprobs:
-            handle = self._handles.get(rows.handle)
-            if handle is not None and not handle.is_aborted:
-                handle.receiver.on_prompt_logprobs(prompt_logprobs_from_message(rows))
+            self._handles.prompt_logprobs(rows.handle, prompt_logprobs_from_message(rows))
         self._deliver(step)
         engine = self._engines.get(step.engine_id)
         if engine is not None and step.HasField("load"):
@@ -243,7 +234,7 @@ class Session:
 
     def _deliver(self, step: scheduler_pb2.StepFrame) -> None:
         """Hand the columns of a step to their handles, each end together with its last tokens."""
-        ends = {message.handle: message for message in step.finished}
+        ends = {message.handle: finished_from_message(message) for message in step.finished}
         # Merged frames may name a handle twice: its end goes with the last mention.
         last_mention = {handle: i for i, handle in enumerate(step.handle)} if ends else {}
         logprobs = LogprobReader(step.logprobs)
@@ -253,41 +244,19 @@ class Session:
             zip(step.handle, step.offset, step.count, strict=True)
         ):
             stop = start + num_tokens
-            rows = logprobs.take(start, stop)
-            end = ends.pop(handle) if handle in ends and last_mention[handle] == i else None
-            self._deliver_to(handle, offset, token_ids[start:stop], rows, end)
-            start = stop
-        for end in ends.values():
-            self._deliver_to(end.handle, None, [], None, end)
-
-    def _deliver_to(
-        self,
-        number: int,
-        offset: int | None,
-        token_ids: list[int],
-        rows: Logprobs | None,
-        end: scheduler_pb2.FinishedHandle | None,
-    ) -> None:
-        handle = self._handles.get(number)
-        if handle is None:
-            return
-        if handle.is_aborted:
-            if end is None:
-                return
-            token_ids, rows = [], None
-        elif offset is not None and offset != handle.num_tokens:
-            raise self._broken(
-                f"handle {number} went on at token {offset} after token {handle.num_tokens}"
+            is_last = last_mention.get(handle) == i
+            kept = self._handles.step(
+                handle,
+                token_ids[start:stop],
+                offset=offset,
+                logprobs=logprobs.take(start, stop),
+                finished=ends.pop(handle, None) if is_last else None,
             )
-        handle.num_tokens += len(token_ids)
-        finished = None
-        if end is not None:
-            finished = finished_from_message(end)
-            del self._handles[number]
-        kept = handle.receiver.on_tokens(handle.index, token_ids, rows, finished)
-        if kept is not None:
-            handle.is_aborted = True
-            self._send(abort_to_message([number], AbortReason.STOP_STRING, kept_tokens=[kept]))
+            if kept is not None:
+                self._send(abort_to_message([handle], AbortReason.STOP_STRING, kept_tokens=[kept]))
+            start = stop
+        for handle, finished in ends.items():
+            self._handles.step(handle, [], finished=finished)
 
     # --- writing ---
 
@@ -346,20 +315,3 @@ class TokenStream:
     def abort(self, reason: AbortReason) -> None:
         """Give up every choice that has not ended; its receiver still hears of its end."""
         self._session.abort(self._handles, reason)
-
-
-class _Handle:
-    """One choice in a Session.
-
-    Attributes:
-        num_tokens: Output tokens so far, resumed ones included: the offset of the next.
-        is_aborted: Given up; only its end is of interest.
-    """
-
-    __slots__ = ("index", "is_aborted", "num_tokens", "receiver")
-
-    def __init__(self, receiver: TokenReceiver, index: int, num_tokens: int) -> None:
-        self.receiver = receiver
-        self.index = index
-        self.num_tokens = num_tokens
-        self.is_aborted = False
