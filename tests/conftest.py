@@ -22,7 +22,7 @@ MIN_CPU_SHARE = 0.5
 TIMED = (
     "tests/e2e/",
     "tests/integration/",
-    "tests/unit/gateway/",
+    "tests/unit/gateway/http/",
     "tests/unit/kvstore/test_process.py",
     "tests/unit/kvstore/test_servicer.py",
     "tests/unit/scheduler/test_",

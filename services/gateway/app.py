@@ -173,7 +173,7 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
     @route(
         "/v1/models",
         summary="Served models",
-        responses={200: {"model": replies.ModelList}} | openapi.errors_of(401),
+        responses=openapi.errors_of(401) | {200: {"model": replies.ModelList}},
     )
     async def models() -> Response:
         return _json(model_list(gateway.fleet, created=gateway.started_at))
@@ -181,7 +181,7 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
     @route(
         "/v1/models/{model:path}",
         summary="One served model",
-        responses={200: {"model": replies.ModelObject}} | openapi.errors_of(401, 404),
+        responses=openapi.errors_of(401, 404) | {200: {"model": replies.ModelObject}},
     )
     async def model(request: Request) -> Response:
         name = request.path_params["model"]

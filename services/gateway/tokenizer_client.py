@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Sequence
 from itertools import count
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import grpc
 
@@ -274,7 +274,9 @@ async def _read(call: GenerateCall, *, before_first: bool = False) -> Update | N
         if isinstance(translated, Unavailable) and not before_first:
             translated = WorkerLost(f"the tokenizer was lost: {translated.message}")
         raise translated from None
-    return None if message is grpc.aio.EOF else update_from_message(message)
+    if message is grpc.aio.EOF:
+        return None
+    return update_from_message(cast(tokenizer_pb2.TextDelta, message))
 
 
 def _raise_refusal(first: Update) -> None:

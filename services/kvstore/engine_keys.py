@@ -189,6 +189,9 @@ class EngineKeys:
         return self._ok()
 
     def _replace(self, staging: _Staging) -> None:
+        if staging.base_seq < self.seq:  # sent before events that have been applied meanwhile
+            self._discard_staging()
+            return
         self._discarded.extend(self._keys.values())
         self._keys, self.seq, self._staging = staging.keys, staging.base_seq, None
 

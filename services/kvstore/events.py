@@ -124,14 +124,28 @@ class EngineEntry:
     is_indexed: bool
 
 
+def check_keys(events: KvEvents) -> None:
+    """Refuse packed keys of a wrong length.
+
+    Raises:
+        InvalidRequest: Names the field.
+    """
+    for name, packed in (("stored", events.stored), ("removed", events.removed)):
+        _check_length(packed, field=name)
+
+
+def _check_length(packed: bytes, *, field: str) -> None:
+    if len(packed) % KEY_SIZE_BYTES:
+        raise InvalidRequest(
+            f"{field} holds {len(packed)} bytes; keys are {KEY_SIZE_BYTES} bytes each", param=field
+        )
+
+
 def unpack_keys(packed: bytes, *, field: str) -> list[bytes]:
     """Split packed keys.
 
     Raises:
         InvalidRequest: The length is not a multiple of 16.
     """
-    if len(packed) % KEY_SIZE_BYTES:
-        raise InvalidRequest(
-            f"{field} holds {len(packed)} bytes; keys are {KEY_SIZE_BYTES} bytes each", param=field
-        )
+    _check_length(packed, field=field)
     return [packed[i : i + KEY_SIZE_BYTES] for i in range(0, len(packed), KEY_SIZE_BYTES)]

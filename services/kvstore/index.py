@@ -57,10 +57,9 @@ class PrefixIndex:
         Raises:
             InvalidRequest: Packed keys of a wrong length, or a record that is not this engine's.
         """
-        _check_record(record, events.engine_id)
-        seen = self._newest.get(record.worker_id, 0)
-        if record.engine_id < seen:
-            return Ack(events.engine_id, AckStatus.FENCED, seen_engine_id=seen)
+        fence = self.fence(events, record=record)
+        if fence is not None:
+            return fence
         if events.is_gone:
             self.forget(events.engine_id)
             return Ack(events.engine_id, AckStatus.OK, seq=events.seq)
@@ -70,6 +69,18 @@ class PrefixIndex:
         ack = engine.apply(events)
         self._account(engine)
         return ack
+
+    def fence(self, events: KvEvents, *, record: EngineRecord) -> Ack | None:
+        """The answer to an event of an engine whose worker has a newer one; ``None`` otherwise.
+
+        Raises:
+            InvalidRequest: The record is not this engine's.
+        """
+        _check_record(record, events.engine_id)
+        seen = self._newest.get(record.worker_id, 0)
+        if record.engine_id >= seen:
+            return None
+        return Ack(events.engine_id, AckStatus.FENCED, seen_engine_id=seen)
 
     def forget(self, engine_id: int) -> None:
         """The engine has ended: nothing that it said holds any more. O(1)."""

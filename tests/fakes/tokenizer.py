@@ -221,11 +221,10 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
     ) -> AsyncIterator[tokenizer_pb2.TextDelta]:
         if script.refusal is not None:
             raise script.refusal
-        performance = _Performance(self.vocabulary, request, script)
-        if script.refused_finish is not None:
-            yield performance.refusal(script.refused_finish)
-            return
+        performance = Performance(self.vocabulary, request, script)
         yield performance.admission()
+        if script.refused_finish is not None:
+            return
         if script.gate is not None:
             await script.gate.wait()
         for number, delta in enumerate(performance.deltas(), start=1):
@@ -263,7 +262,7 @@ def _render(chat: tokenizer_pb2.ChatPrompt) -> str:
     return " ".join(f"{message['role']}: {message.get('content')}" for message in messages)
 
 
-class _Performance:
+class Performance:
     """One generation: makes its messages."""
 
     def __init__(
@@ -289,7 +288,9 @@ class _Performance:
         return tokens[: sampling.max_tokens] if sampling.HasField("max_tokens") else tokens
 
     def admission(self) -> tokenizer_pb2.TextDelta:
-        """The first delta: the prompt, and its log-probabilities if asked for."""
+        """The first delta: the prompt, and its log-probabilities if asked for; or the refusal."""
+        if self._script.refused_finish is not None:
+            return self._refusal(self._script.refused_finish)
         delta = tokenizer_pb2.TextDelta(has_prompt=True, prompt_ids=self._prompt_ids)
         if self._request.sampling.HasField("prompt_logprobs"):
             self._add_prompt_logprobs(delta, self._request.sampling.prompt_logprobs)
@@ -317,8 +318,7 @@ class _Performance:
         columns.top_logprobs.extend(self._script.logprob - i for i in range(num_top))
         return pieces
 
-    def refusal(self, error: SluicewayError) -> tokenizer_pb2.TextDelta:
-        """A first delta that is the end already."""
+    def _refusal(self, error: SluicewayError) -> tokenizer_pb2.TextDelta:
         finish = tokenizer_pb2.Finish(reason=pb.FINISH_REASON_ERROR, error=_detail(error))
         return tokenizer_pb2.TextDelta(choices=[tokenizer_pb2.ChoiceDelta(index=0, finish=finish)])
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from services.common.errors import InvalidRequest
 from services.gateway.generation import ChatPrompt, IdsPrompt, TextPrompt
@@ -22,7 +23,7 @@ from services.gateway.openai.schema import (
     Tool,
 )
 
-_EXAMPLE = {"model": "smollm2", "prompt": "1 2 3 4"}
+_EXAMPLE: JsonDict = {"model": "smollm2", "prompt": "1 2 3 4"}
 
 
 class TokenizeRequest(StrictModel):

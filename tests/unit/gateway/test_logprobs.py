@@ -7,13 +7,13 @@ import math
 import pytest
 
 from tests.fakes.tokenizer import Script
-from tests.unit.gateway.conftest import Front, events
+from tests.unit.gateway.desk import Desk
 
 PEPPER = (b"\xf0\x9f", b"\x8c", b"\xb6")
 
 
-async def test_chat_has_one_entry_per_token_and_no_alternatives_unless_asked(front: Front) -> None:
-    reply = (await front.chat(logprobs=True)).json()
+def test_chat_has_one_entry_per_token_and_no_alternatives_unless_asked(desk: Desk) -> None:
+    reply = desk.chat(logprobs=True)
     entries = reply["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in entries] == ["Hello", ",", " world", "!"]
     assert all(entry["top_logprobs"] == [] for entry in entries)
@@ -21,8 +21,8 @@ async def test_chat_has_one_entry_per_token_and_no_alternatives_unless_asked(fro
     assert entries[0]["logprob"] == -0.5
 
 
-async def test_chat_gives_as_many_alternatives_as_asked(front: Front) -> None:
-    reply = (await front.chat(logprobs=True, top_logprobs=3)).json()
+def test_chat_gives_as_many_alternatives_as_asked(desk: Desk) -> None:
+    reply = desk.chat(logprobs=True, top_logprobs=3)
     tops = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     assert [(top["token"], top["logprob"]) for top in tops] == [
         ("Hello", -0.5),
@@ -31,9 +31,9 @@ async def test_chat_gives_as_many_alternatives_as_asked(front: Front) -> None:
     ]
 
 
-async def test_a_token_that_is_part_of_a_character_keeps_its_own_bytes(front: Front) -> None:
-    front.tokenizer.script = Script(tokens=PEPPER)
-    reply = (await front.chat(logprobs=True, top_logprobs=1)).json()
+def test_a_token_that_is_part_of_a_character_keeps_its_own_bytes(desk: Desk) -> None:
+    desk.script = Script(tokens=PEPPER)
+    reply = desk.chat(logprobs=True, top_logprobs=1)
     entries = reply["choices"][0]["logprobs"]["content"]
     assert [entry["bytes"] for entry in entries] == [[240, 159], [140], [182]]
     assert "".join(entry["token"] for entry in entries) == "🌶"
@@ -41,12 +41,12 @@ async def test_a_token_that_is_part_of_a_character_keeps_its_own_bytes(front: Fr
 
 
 @pytest.mark.parametrize("tokens", [("Hello", ",", " world"), PEPPER], ids=["text", "bytes"])
-async def test_streamed_entries_are_those_of_the_whole_reply(
-    front: Front, tokens: tuple[str | bytes, ...]
+def test_streamed_entries_are_those_of_the_whole_reply(
+    desk: Desk, tokens: tuple[str | bytes, ...]
 ) -> None:
-    front.tokenizer.script = Script(tokens=tokens)
-    whole = (await front.chat(logprobs=True, top_logprobs=2)).json()
-    *chunks, _ = events(await front.chat(logprobs=True, top_logprobs=2, stream=True))
+    desk.script = Script(tokens=tokens)
+    whole = desk.chat(logprobs=True, top_logprobs=2)
+    *chunks, _ = desk.chat_events(logprobs=True, top_logprobs=2)
     streamed = [
         entry
         for chunk in chunks
@@ -57,9 +57,9 @@ async def test_streamed_entries_are_those_of_the_whole_reply(
     assert len(streamed) == len(tokens)
 
 
-async def test_completions_tokens_join_to_the_text_with_true_offsets(front: Front) -> None:
-    front.tokenizer.script = Script(tokens=("é", *PEPPER, " end"))
-    reply = (await front.complete("one two", echo=True, logprobs=1)).json()
+def test_completions_tokens_join_to_the_text_with_true_offsets(desk: Desk) -> None:
+    desk.script = Script(tokens=("é", *PEPPER, " end"))
+    reply = desk.complete("one two", echo=True, logprobs=1)
     choice = reply["choices"][0]
     columns = choice["logprobs"]
     assert "".join(columns["tokens"]) == choice["text"] == "one twoé🌶 end"
@@ -70,19 +70,19 @@ async def test_completions_tokens_join_to_the_text_with_true_offsets(front: Fron
     assert all(value == -0.5 for value in columns["token_logprobs"][1:])
 
 
-async def test_completions_alternatives_name_the_token_that_was_taken(front: Front) -> None:
-    reply = (await front.complete(logprobs=0)).json()
+def test_completions_alternatives_name_the_token_that_was_taken(desk: Desk) -> None:
+    reply = desk.complete(logprobs=0)
     tops = reply["choices"][0]["logprobs"]["top_logprobs"]
     assert tops == [{"Hello": -0.5}, {",": -0.5}, {" world": -0.5}, {"!": -0.5}]
-    reply = (await front.complete(logprobs=2)).json()
+    reply = desk.complete(logprobs=2)
     assert reply["choices"][0]["logprobs"]["top_logprobs"][0] == {"Hello": -0.5, "alt1": -1.5}
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_streamed_completion_has_the_columns_of_the_whole_one(front: Front, n: int) -> None:
+def test_a_streamed_completion_has_the_columns_of_the_whole_one(desk: Desk, n: int) -> None:
     fields = {"echo": True, "logprobs": 2, "n": n}
-    whole = (await front.complete("one two", **fields)).json()
-    *chunks, _ = events(await front.complete("one two", stream=True, **fields))
+    whole = desk.complete("one two", **fields)
+    *chunks, _ = desk.complete_events("one two", **fields)
     for choice in whole["choices"]:
         mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
         for name, column in choice["logprobs"].items():
@@ -90,33 +90,33 @@ async def test_a_streamed_completion_has_the_columns_of_the_whole_one(front: Fro
             assert [value for part in parts for value in part] == column, name
 
 
-async def test_minus_infinity_is_written_as_a_finite_number(front: Front) -> None:
-    front.tokenizer.script = Script(logprob=-math.inf)
-    reply = (await front.complete(logprobs=1)).json()
+def test_minus_infinity_is_written_as_a_finite_number(desk: Desk) -> None:
+    desk.script = Script(logprob=-math.inf)
+    reply = desk.complete(logprobs=1)
     assert set(reply["choices"][0]["logprobs"]["token_logprobs"]) == {-9999.0}
-    reply = (await front.chat(logprobs=True)).json()
+    reply = desk.chat(logprobs=True)
     assert reply["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
 
 
-async def test_prompt_logprobs_begin_with_null(front: Front) -> None:
-    reply = (await front.complete("one two three", prompt_logprobs=2)).json()
+def test_prompt_logprobs_begin_with_null(desk: Desk) -> None:
+    reply = desk.complete("one two three", prompt_logprobs=2)
     first, second, third = reply["choices"][0]["prompt_logprobs"]
     assert first is None
-    (two,) = front.tokenizer.vocabulary.encode(" two")
+    (two,) = desk.vocabulary.encode(" two")
     assert second[str(two)] == {"logprob": -0.5, "rank": 1, "decoded_token": " two"}
     assert len(second) == len(third) == 2
 
 
-async def test_prompt_logprobs_of_a_chat_are_on_the_reply(front: Front) -> None:
-    reply = (await front.chat(prompt_logprobs=0)).json()
+def test_prompt_logprobs_of_a_chat_are_on_the_reply(desk: Desk) -> None:
+    reply = desk.chat(prompt_logprobs=0)
     assert len(reply["prompt_logprobs"]) == reply["usage"]["prompt_tokens"]
 
 
-async def test_tokens_can_be_named_by_id(front: Front) -> None:
+def test_tokens_can_be_named_by_id(desk: Desk) -> None:
     fields = {"return_tokens_as_token_ids": True, "max_tokens": 1}
-    reply = (await front.chat(logprobs=True, top_logprobs=1, **fields)).json()
+    reply = desk.chat(logprobs=True, top_logprobs=1, **fields)
     entry = reply["choices"][0]["logprobs"]["content"][0]
-    (hello,) = front.tokenizer.vocabulary.encode("Hello")
+    (hello,) = desk.vocabulary.encode("Hello")
     assert entry["token"] == entry["top_logprobs"][0]["token"] == f"token_id:{hello}"
-    reply = (await front.complete(logprobs=1, **fields)).json()
+    reply = desk.complete(logprobs=1, **fields)
     assert reply["choices"][0]["logprobs"]["tokens"] == [f"token_id:{hello}"]

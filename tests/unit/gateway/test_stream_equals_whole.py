@@ -8,7 +8,7 @@ import pytest
 
 from services.common.pb import common_pb2 as pb
 from tests.fakes.tokenizer import Script
-from tests.unit.gateway.conftest import Front, events
+from tests.unit.gateway.desk import Desk
 
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -67,10 +67,10 @@ def joined_of(chunks: list[Any], num_choices: int) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=list(SCRIPTS))
 @pytest.mark.parametrize("fields", COMMON)
 @pytest.mark.parametrize("kind", ["chat", "completions"])
-async def test_a_stream_joins_to_the_whole_reply(
-    front: Front, kind: str, fields: dict[str, Any], script: Script
+def test_a_stream_joins_to_the_whole_reply(
+    desk: Desk, kind: str, fields: dict[str, Any], script: Script
 ) -> None:
-    front.tokenizer.script = script
+    desk.script = script
     post = front.chat if kind == "chat" else front.complete
     plain = {name: value for name, value in fields.items() if name != "stream_options"}
     whole = (await post(**plain)).json()

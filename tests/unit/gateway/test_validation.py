@@ -7,33 +7,26 @@ from typing import Any
 import pytest
 
 from services.common.errors import InvalidRequest, ModelNotFound, Unavailable
-from services.gateway.fleet import Fleet, TokenizerInfo
+from services.gateway.fleet import Fleet
 from services.gateway.openai.chat import plan_chat
 from services.gateway.openai.completions import plan_completion
 from services.gateway.openai.fields import UnknownFields
-from services.gateway.openai.plan import Caller, Limits, Plan, PlanContext
+from services.gateway.openai.plan import Caller, Plan, PlanContext
+from tests.fakes.tokenizer import MODEL, VOCAB_SIZE
+from tests.unit.gateway.desk import planning
 
 HI = [{"role": "user", "content": "Hi"}]
-VOCAB = 1000
-
-
-def context(*, trusts_templates: bool = False) -> PlanContext:
-    """One ready model, "m", of 1000 tokens."""
-    fleet = Fleet(clock=lambda: 0.0)
-    info = TokenizerInfo("m", max_model_len=256, vocab_size=VOCAB, is_ready=True)
-    fleet.heard("a:1", info)
-    limits = Limits(max_n=8, max_choices=16, trust_request_chat_template=trusts_templates)
-    return PlanContext(fleet, limits, UnknownFields(), b"secret")
+VOCAB = VOCAB_SIZE
 
 
 def chat(**fields: Any) -> Plan:
     """Plan a chat."""
-    return plan_chat({"model": "m", "messages": HI} | fields, Caller(), context(), now=0)
+    return plan_chat({"model": MODEL, "messages": HI} | fields, Caller(), planning(), now=0)
 
 
 def completion(**fields: Any) -> Plan:
     """Plan a completion."""
-    return plan_completion({"model": "m", "prompt": "x"} | fields, Caller(), context(), now=0)
+    return plan_completion({"model": MODEL, "prompt": "x"} | fields, Caller(), planning(), now=0)
 
 
 SAMPLING = [
@@ -315,9 +308,9 @@ def test_an_unknown_model_is_not_found(plan: Any) -> None:
 
 
 def test_before_any_tokenizer_is_known_nothing_is_not_found() -> None:
-    nothing = PlanContext(Fleet(clock=lambda: 0.0), context().limits, UnknownFields(), b"")
+    nothing = PlanContext(Fleet(clock=lambda: 0.0), planning().limits, UnknownFields(), b"")
     with pytest.raises(Unavailable):
-        plan_chat({"model": "m", "messages": HI}, Caller(), nothing, now=0)
+        plan_chat({"model": MODEL, "messages": HI}, Caller(), nothing, now=0)
 
 
 @pytest.mark.parametrize(
@@ -351,30 +344,30 @@ def test_values_that_mean_something_or_nothing_are_taken(plan: Any, field: str, 
 
 
 def test_a_template_of_the_request_is_taken_if_the_server_trusts_it() -> None:
-    trusting = context(trusts_templates=True)
-    body = {"model": "m", "messages": HI, "chat_template": "T"}
+    trusting = planning(trusts_templates=True)
+    body = {"model": MODEL, "messages": HI, "chat_template": "T"}
     (request,) = plan_chat(body, Caller(), trusting, now=0).requests
     assert request.prompt.chat_template == "T"  # type: ignore[union-attr]
 
 
 def test_an_unknown_field_is_logged_once_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    known = context()
+    known = planning()
     for _ in range(3):
-        plan_chat({"model": "m", "messages": HI, "foo": 1}, Caller(), known, now=0)
+        plan_chat({"model": MODEL, "messages": HI, "foo": 1}, Caller(), known, now=0)
     assert capsys.readouterr().out.count("foo") == 1
 
 
 def test_the_number_of_logged_names_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
-    known = context()
+    known = planning()
     extra = {f"field_{i}": 1 for i in range(400)}
-    plan_chat({"model": "m", "messages": HI} | extra, Caller(), known, now=0)
+    plan_chat({"model": MODEL, "messages": HI} | extra, Caller(), known, now=0)
     assert capsys.readouterr().out.count("field=field_") == 256
 
 
 def test_namespaces_are_made_of_tenant_and_salt_and_cannot_be_guessed() -> None:
     def namespace(tenant: str, salt: str | None) -> str:
-        body = {"model": "m", "messages": HI, "cache_salt": salt}
-        (request,) = plan_chat(body, Caller(tenant=tenant), context(), now=0).requests
+        body = {"model": MODEL, "messages": HI, "cache_salt": salt}
+        (request,) = plan_chat(body, Caller(tenant=tenant), planning(), now=0).requests
         return request.cache_namespace
 
     assert namespace("", None) == ""

@@ -100,6 +100,14 @@ class TestSnapshots:
         assert _matched(index, [1]) == {}
         assert _matched(index, [2]) == {1: {"": 1}}
 
+    def test_a_snapshot_that_is_older_than_what_was_applied_changes_nothing(self) -> None:
+        index = _index()
+        index.apply(stored(1, 1, [1]), record=record(1))
+        index.apply(stored(1, 2, [2]), record=record(1))
+        ack = index.apply(chunk(1, [9], base_seq=1), record=record(1))
+        assert (ack.status, ack.seq) == (AckStatus.OK, 2)
+        assert _matched(index, [1, 2]) == {1: {"": 2}}
+
     def test_an_engine_that_begins_in_the_middle_of_a_snapshot_needs_another(self) -> None:
         ack = _index().apply(chunk(1, [1], base_seq=5, number=1), record=record(1))
         assert (ack.status, ack.seq) == (AckStatus.NEED_SNAPSHOT, 0)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.worker import FakeWorkerSpec, expected_output
-from tests.unit.scheduler.loopback import Loopback, settle
 
 from services.common.sampling import SamplingParams
 from services.scheduler.core.output import AbortReason, FinishReason
 from services.scheduler.lives import HandleState
 from services.scheduler.ticket import Ticket
+from tests.fakes.worker import FakeWorkerSpec, expected_output
+from tests.unit.scheduler.loopback import Loopback, settle
 
 SPEC = FakeWorkerSpec(num_blocks=14, max_num_seqs=3, max_num_batched_tokens=12, bad_row_token=500)
 EVENTS = st.one_of(

@@ -12,7 +12,7 @@ from services.common.errors import Unavailable, WorkerLost
 from services.common.pb import common_pb2 as pb
 from services.common.pb import tokenizer_pb2
 from tests.fakes.tokenizer import MAX_MODEL_LEN, MODEL, FakeTokenizer, Script, ready_info
-from tests.unit.gateway.conftest import Front, gateway
+from tests.unit.gateway.http.conftest import Front, gateway
 
 WITHIN_S = 600
 LOST_WITHIN_S = 1.0

@@ -6,7 +6,7 @@ import re
 
 from services.common.pb import tokenizer_pb2
 from tests.fakes.tokenizer import MODEL, Script
-from tests.unit.gateway.conftest import Front
+from tests.unit.gateway.http.conftest import Front
 
 ENGINE = f'{{engine="worker-a",model_name="{MODEL}"}}'
 

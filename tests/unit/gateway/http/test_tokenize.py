@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.tokenizer import MAX_MODEL_LEN
-from tests.unit.gateway.conftest import Front
+from tests.unit.gateway.http.conftest import Front
 
 HI = [{"role": "user", "content": "Hi"}]
 

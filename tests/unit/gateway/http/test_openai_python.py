@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from services.common.errors import Overloaded, RequestFailed, Unavailable
 from tests.fakes.tokenizer import MODEL, FakeTokenizer, Script
-from tests.unit.gateway.conftest import Front, gateway
+from tests.unit.gateway.http.conftest import Front, gateway
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
 

@@ -19,7 +19,7 @@ from services.common.errors import (
     WorkerLost,
 )
 from tests.fakes.tokenizer import Script
-from tests.unit.gateway.conftest import Front, events
+from tests.unit.gateway.http.conftest import Front, events
 
 
 def error_of(response: httpx.Response) -> dict[str, object]:
@@ -174,3 +174,10 @@ async def test_an_error_is_not_the_end_of_the_service(front: Front) -> None:
     assert (await front.chat()).status_code == 500
     front.tokenizer.script = Script()
     assert (await front.chat()).status_code == 200
+
+
+async def test_if_one_prompt_of_a_batch_is_refused_nothing_is_left_running(front: Front) -> None:
+    response = await front.complete([[5], [999_999]])
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "prompt[1][0]"
+    assert front.tokenizer.num_running == 0

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.fakes.tokenizer import MODEL, FakeTokenizer, Script
-from tests.unit.gateway.conftest import Front, gateway
+from tests.unit.gateway.http.conftest import Front, gateway
 
 WITHIN_S = 600
 CHAT = "/v1/chat/completions"

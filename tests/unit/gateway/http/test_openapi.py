@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.gateway.conftest import Front
+from tests.unit.gateway.http.conftest import Front
 
 
 async def document(front: Front) -> dict[str, Any]:

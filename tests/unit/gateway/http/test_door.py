@@ -11,7 +11,7 @@ import pytest
 from services.common.errors import ConfigError
 from services.gateway.auth import ApiKeys
 from tests.fakes.tokenizer import MODEL, FakeTokenizer, Script
-from tests.unit.gateway.conftest import Front, gateway
+from tests.unit.gateway.http.conftest import Front, gateway
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
