@@ -12,7 +12,6 @@ from services.kvstore.config import KvStoreConfig
 from services.kvstore.index import PrefixIndex
 from services.kvstore.memory_backend import MemoryBackend
 
-
 _REDIS_SCHEMES = ("redis", "rediss", "valkey", "valkeys")
 _REDIS_TIMEOUT_S = 2.0
 

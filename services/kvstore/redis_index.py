@@ -1,9 +1,9 @@
 """``redis://`` and ``valkey://``: copies of the index that share what their publishers say.
 
 The copy that a publisher is connected to writes each event to the engine's log and acknowledges it
-then; every copy follows the logs of all live engines and answers from memory. A lease that ends is the
-engine's end everywhere. While Redis cannot be reached, the last known state answers, marked degraded,
-and nothing lapses. No match ever waits for Redis.
+then; every copy follows the logs of all live engines and answers from memory. A lease that ends is
+the engine's end everywhere. While Redis cannot be reached, the last known state answers, marked
+degraded, and nothing lapses. No match ever waits for Redis.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What several copies of the index share in Redis or Valkey, as commands on keys.
 
-Per engine, under the hash tag ``{engine_id}``: ``lease`` (its record, with a time to live), ``log`` (a
-stream of events, entry id ``<seq>-<n>``) and ``snap`` (everything held at one seq). Besides, one set of
-engine_ids. No key per block, no scripts. An entry id that is not larger than the last is refused by
-Redis itself: two writers cannot both append event n.
+Per engine, under the hash tag ``{engine_id}``: ``lease`` (its record, with a time to live), ``log``
+(a stream of events, entry id ``<seq>-<n>``) and ``snap`` (everything held at one seq). Besides, one
+set of engine_ids. No key per block, no scripts. An entry id that is not larger than the last is
+refused by Redis itself: two writers cannot both append event n.
 """
 
 from __future__ import annotations
@@ -122,14 +122,13 @@ class RedisStore:
             Whether its log exists.
         """
         engine_id = record.engine_id
-        async with _translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.sadd(_ENGINES, engine_id)
-                lease = record_to_message(record).SerializeToString()
-                pipe.set(_key(engine_id, "lease"), lease, px=self._lease_ms)
-                pipe.expire(_key(engine_id, "log"), self._keep_s)
-                pipe.expire(_key(engine_id, "snap"), self._keep_s)
-                _, _, has_log, _ = await pipe.execute()
+        async with _translated(), self._redis.pipeline(transaction=False) as pipe:
+            pipe.sadd(_ENGINES, engine_id)
+            lease = record_to_message(record).SerializeToString()
+            pipe.set(_key(engine_id, "lease"), lease, px=self._lease_ms)
+            pipe.expire(_key(engine_id, "log"), self._keep_s)
+            pipe.expire(_key(engine_id, "snap"), self._keep_s)
+            _, _, has_log, _ = await pipe.execute()
         return bool(has_log)
 
     async def live_engines(self) -> dict[int, EngineRecord]:
@@ -175,28 +174,27 @@ class RedisStore:
             engine_id: The engine.
             base_seq: What the chunks contain.
             chunks: Everything that the engine holds.
-            is_news: Whether the other copies must read it, because the log alone does not lead there.
+            is_news: Whether the other copies must read it, because the log alone does not lead
+            there.
 
         Raises:
             LogBroken: ``is_news`` and the log is at or beyond ``base_seq`` already.
         """
         log = _key(engine_id, "log")
-        async with _translated():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.set(_key(engine_id, "snap"), _pack(base_seq, chunks), ex=self._keep_s)
-                if is_news:
-                    pipe.xadd(log, {_MARK_FIELD: b"1"}, id=f"{base_seq}-1")
-                pipe.xtrim(log, minid=f"{base_seq}-0", approximate=False)
-                pipe.expire(log, self._keep_s)
-                await pipe.execute()
+        async with _translated(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(_key(engine_id, "snap"), _pack(base_seq, chunks), ex=self._keep_s)
+            if is_news:
+                pipe.xadd(log, {_MARK_FIELD: b"1"}, id=f"{base_seq}-1")
+            pipe.xtrim(log, minid=f"{base_seq}-0", approximate=False)
+            pipe.expire(log, self._keep_s)
+            await pipe.execute()
 
     async def load(self, engine_id: int) -> Stored:
         """Everything that there is of an engine."""
-        async with _translated():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.get(_key(engine_id, "snap"))
-                pipe.xrange(_key(engine_id, "log"))
-                snap, log = await pipe.execute()
+        async with _translated(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.get(_key(engine_id, "snap"))
+            pipe.xrange(_key(engine_id, "log"))
+            snap, log = await pipe.execute()
         base_seq, chunks = _unpack(snap) if snap else (0, [])
         return Stored(base_seq, chunks, [_entry(item) for item in log])
 
@@ -212,11 +210,10 @@ class RedisStore:
 
     async def remove(self, engine_id: int) -> None:
         """Forget an engine that has ended."""
-        async with _translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.srem(_ENGINES, engine_id)
-                pipe.delete(*(_key(engine_id, part) for part in ("lease", "log", "snap")))
-                await pipe.execute()
+        async with _translated(), self._redis.pipeline(transaction=False) as pipe:
+            pipe.srem(_ENGINES, engine_id)
+            pipe.delete(*(_key(engine_id, part) for part in ("lease", "log", "snap")))
+            await pipe.execute()
 
 
 @asynccontextmanager

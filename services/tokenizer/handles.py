@@ -1,8 +1,9 @@
 """The handles of one Session: which choices run, and who hears what of them. Pure.
 
-The life of a handle: ADDED -> QUEUED -> STREAMING -> (ABORTING ->) finished, or lost with the Session;
-any step may be skipped on the way to the end. A handle that has ended is forgotten, and as no number is
-used twice, whatever still comes for it concerns nobody and is dropped: that is the fence.
+The life of a handle: ADDED -> QUEUED -> STREAMING -> (ABORTING ->) finished, or lost with the
+Session; any step may be skipped on the way to the end. A handle that has ended is forgotten, and as
+no number is used twice, whatever still comes for it concerns nobody and is dropped: that is the
+fence.
 """
 
 from __future__ import annotations
