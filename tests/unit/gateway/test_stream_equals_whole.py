@@ -71,10 +71,11 @@ def test_a_stream_joins_to_the_whole_reply(
     desk: Desk, kind: str, fields: dict[str, Any], script: Script
 ) -> None:
     desk.script = script
-    post = front.chat if kind == "chat" else front.complete
+    whole_reply = desk.chat if kind == "chat" else desk.complete
+    stream = desk.chat_events if kind == "chat" else desk.complete_events
     plain = {name: value for name, value in fields.items() if name != "stream_options"}
-    whole = (await post(**plain)).json()
-    *chunks, done = events(await post(stream=True, **fields))
+    whole = whole_reply(**plain)
+    *chunks, done = stream(**fields)
     assert done == "[DONE]"
     assert joined_of(chunks, len(whole["choices"])) == whole_of(whole)
     if "stream_options" in fields:
