@@ -244,16 +244,24 @@ class RedisBackend:
 
     async def _follow_logs(self) -> None:
         while True:
-            if not self._positions:
-                await asyncio.sleep(_TAIL_BLOCK_MS / 1000)
-                continue
             try:
-                news = await self._store.tail(self._positions, block_ms=_TAIL_BLOCK_MS)
-                for engine_id, entries in news:
-                    await self._follow(engine_id, entries)
+                await self.follow()
             except Unavailable as error:
                 self._set_degraded(True, reason=error.message)
                 await asyncio.sleep(_RETRY_S)
+
+    async def follow(self) -> None:
+        """Apply what has been appended to the logs of live engines; waits a little for it.
+
+        Raises:
+            Unavailable: Redis cannot be reached.
+        """
+        if not self._positions:
+            await asyncio.sleep(_TAIL_BLOCK_MS / 1000)
+            return
+        news = await self._store.tail(self._positions, block_ms=_TAIL_BLOCK_MS)
+        for engine_id, entries in news:
+            await self._follow(engine_id, entries)
 
     async def _follow(self, engine_id: int, entries: Sequence[LogEntry]) -> None:
         """Apply what another copy (or this one) has appended."""
