@@ -84,7 +84,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         answer: Given an Add and the index of a choice, what that choice gets.
         engines: Shown in the Welcome and in every heartbeat.
         step_s: Seconds from one step to the next; 0 = as fast as it goes.
-        accepts: Whether an Add is acknowledged with a Queued.
+        accepts: Whether an Add is acknowledged with a Queued and run; if not, it just waits.
         drop_next_token: Lose a token once, so that an offset has a gap.
         adds, aborts, acks, hellos: What clients have sent.
     """
@@ -123,7 +123,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         assert self._server is not None
         await self._server.stop(grace_s=0)
 
-    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
         """Wait until something is true of what was received."""
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(condition)
@@ -222,14 +222,17 @@ class _FakeSession:
                 continue
             if self._queued and self.fake.accepts:
                 yield self._queued_frame()
-            if self._running or self._finished:
+            if self._is_stepping() or self._finished:
                 yield self._step()
             else:
                 heartbeat = scheduler_pb2.ServerHeartbeat(engines=self.fake.engines)
                 yield scheduler_pb2.ServerFrame(heartbeat=heartbeat)
 
+    def _is_stepping(self) -> bool:
+        return bool(self._running) and self.fake.accepts and not self.fake.is_silent
+
     async def _pause(self) -> None:
-        if self._running and not self.fake.is_silent:
+        if self._is_stepping():
             await asyncio.sleep(self.fake.step_s)
             return
         try:
@@ -251,7 +254,7 @@ class _FakeSession:
         self._frame += 1
         self.fake.num_frames += 1
         step = scheduler_pb2.StepFrame(frame=self._frame, engine_id=self.fake.engines[0].engine_id)
-        for row in list(self._running.values()):
+        for row in list(self._running.values()) if self.fake.accepts else ():
             self._advance(step, row)
         step.finished.extend(self._finished)
         self._finished.clear()

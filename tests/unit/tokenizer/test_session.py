@@ -35,6 +35,7 @@ async def test_the_hello_names_protocol_session_and_fingerprint(
     make_rig: MakeRig, model_dir: Path
 ) -> None:
     async with make_rig(lambda add, index: ENDLESS) as rig:
+        await rig.fake.until(lambda: bool(rig.fake.hellos))
         (hello,) = rig.fake.hellos
         assert hello.protocol == 1
         assert hello.session_id
@@ -120,7 +121,7 @@ async def test_a_dead_scheduler_ends_every_handle_and_is_dialled_again(model_dir
 
 
 async def test_before_admission_a_loss_is_an_error_of_the_call(make_rig: MakeRig) -> None:
-    async with make_rig(lambda add, index: ENDLESS, accepts=False, step_s=60) as rig:
+    async with make_rig(lambda add, index: ENDLESS, accepts=False) as rig:
         call = rig.stub.Generate(request())
         await rig.fake.until(lambda: bool(rig.fake.adds))
         await rig.fake.kill()
@@ -136,7 +137,7 @@ async def finish_of(call: Call) -> tokenizer_pb2.Finish:
 async def ends_of(call: Call) -> dict[int, tokenizer_pb2.Finish]:
     """Index → finish; each choice must end once."""
     ends: dict[int, tokenizer_pb2.Finish] = {}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while (delta := await call.read()) is not grpc.aio.EOF:
             for choice in delta.choices:
                 if choice.HasField("finish"):
