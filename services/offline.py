@@ -202,8 +202,7 @@ class LLM:
             self._encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts
         ]
         groups = [
-            self._requests(prompt_ids, one, n=n)
-            for prompt_ids, one in zip(ids, each, strict=True)
+            self._requests(prompt_ids, one, n=n) for prompt_ids, one in zip(ids, each, strict=True)
         ]
         now = time.monotonic()
         for group in groups:
