@@ -58,6 +58,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	$(PIP) install -c constraints.txt -e '.[all]'
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+# `dev` holds `all`: one run of pip makes both.
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
 	$(PIP) install -c constraints.txt -e '.[dev]'
-	touch $@
+	touch $(VENV)/.installed $@
