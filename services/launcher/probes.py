@@ -121,13 +121,15 @@ class Probes:
     async def _watch_ready(self, address: str) -> bool:
         # The published types of the stub do not know Watch.
         stub: Any = health_pb2_grpc.HealthStub(self._channel(address))
-        request = health_pb2.HealthCheckRequest(service=READY)
+        call = stub.Watch(health_pb2.HealthCheckRequest(service=READY), wait_for_ready=True)
         try:
-            async for reply in stub.Watch(request, wait_for_ready=True):
+            async for reply in call:
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return True
         except grpc.aio.AioRpcError:
             return False
+        finally:
+            call.cancel()  # one that is only forgotten stays open: a server that stops waits for it
         return False
 
     async def worker_state(self, address: str) -> WorkerState | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -19,8 +20,9 @@ import grpc
 import httpx
 import psutil
 
-from services.common.pb import scheduler_pb2, scheduler_pb2_grpc
+from services.common.pb import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.common.rpc import TOKEN_KEY
+from services.launcher.settings import SERVICES
 
 CLUSTER_TOKEN = "token-of-the-tests"
 START_TIMEOUT_S = 240.0
@@ -32,6 +34,7 @@ class System:
 
     Attributes:
         url: Of the gateway, once ready.
+        first_pids: Service → pid of its first life, once ready.
     """
 
     def __init__(self, model_dir: Path, *flags: str, log_file: Path) -> None:
@@ -42,6 +45,7 @@ class System:
             log_file: Where its output goes.
         """
         self.url = ""
+        self.first_pids: dict[str, int] = {}
         self._log_file = log_file
         command = [sys.executable, "-m", "services.cli", "serve", str(model_dir)]
         command += ["--port", "0", "--cluster-token", CLUSTER_TOKEN, *flags]
@@ -82,6 +86,7 @@ class System:
         found = READY_LINE.search(self.output)
         assert found is not None
         self.url = found[1]
+        self.first_pids = self.pids()
         return self
 
     def until(self, fact: Callable[[], bool], *, timeout_s: float, what: str) -> float:
@@ -106,13 +111,17 @@ class System:
         """Service → pid of its process."""
         return {name: process.pid for name, process in self._services().items()}
 
+    def command_line(self, service: str) -> list[str]:
+        """The command line that a child was given."""
+        return self._services()[service].cmdline()
+
     def environment(self, service: str) -> Mapping[str, str]:
         """The environment that a child was given."""
         return self._services()[service].environ()
 
     def address(self, service: str) -> str:
         """The "host:port" on which a child listens."""
-        words = self._services()[service].cmdline()
+        words = self.command_line(service)
         port = next(word for word in words if word.startswith("--port="))
         return f"127.0.0.1:{port.removeprefix('--port=')}"
 
@@ -142,9 +151,10 @@ class System:
             )
         return reply
 
-    def num_blocks_used(self) -> int:
-        """KV blocks that requests hold, over all engines."""
-        return sum(engine.load.kv_blocks_used for engine in self.stats().engines)
+    def load(self) -> common_pb2.Load:
+        """What the one engine does."""
+        (engine,) = self.stats().engines
+        return engine.load
 
     def chat(self, text: str = "Hello", **fields: Any) -> httpx.Response:
         """One chat completion, not streamed."""
@@ -166,6 +176,14 @@ class System:
                 raise AssertionError(f"{response.status_code}: {response.text}")
             yield _events(response.iter_lines())
 
+    @contextlib.contextmanager
+    def sent(self, path: str, **body: Any) -> Iterator[None]:
+        """One request whose reply nobody reads. It closes the connection when left."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
+        with contextlib.closing(connection):
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            yield
+
     def _children(self) -> list[psutil.Process]:
         try:
             return psutil.Process(self.launcher.pid).children(recursive=True)
@@ -179,7 +197,8 @@ class System:
                 words = process.cmdline()
                 module = words[words.index("-m") + 1]
                 name = module.removeprefix("services.")
-                found.setdefault(name, process)
+                if name in SERVICES:  # not one that the launcher has forked a moment ago
+                    found.setdefault(name, process)
         return found
 
 

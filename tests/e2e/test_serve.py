@@ -8,7 +8,7 @@ import sys
 
 import httpx
 
-from tests.e2e.system import DONE, System
+from tests.e2e.system import CLUSTER_TOKEN, DONE, System
 
 
 def test_the_ready_line_stands_alone_and_names_the_url(system: System) -> None:
@@ -18,7 +18,7 @@ def test_the_ready_line_stands_alone_and_names_the_url(system: System) -> None:
 
 
 def test_a_table_shows_process_pid_address_and_kv_capacity(system: System) -> None:
-    for service, pid in system.pids().items():
+    for service, pid in system.first_pids.items():
         row = next(
             line for line in system.output.splitlines() if re.match(rf"{service}\s+{pid}\s", line)
         )
@@ -64,6 +64,7 @@ def test_the_cluster_token_is_in_no_command_line(system: System) -> None:
     names = {f"SLUICEWAY_{service.upper()}__CLUSTER_TOKEN" for service in system.pids()}
     given = {name for s in system.pids() for name in system.environment(s) if name in names}
     assert given == names
+    assert not any(CLUSTER_TOKEN in word for s in system.pids() for word in system.command_line(s))
 
 
 def test_greedy_requests_are_answered_streamed_and_not_with_the_same_text(system: System) -> None:
