@@ -18,10 +18,17 @@ from types import TracebackType
 from typing import Any
 
 from services.common.block_hash import directory_revision, root_key
+from services.common.errors import SluicewayError
 from services.common.sampling import SamplingParams
 from services.pull import ensure_model
 from services.scheduler.convert import outcome_from_bytes, plan_to_bytes
-from services.scheduler.core.output import Finished, LoadSnapshot, StepPlan, StepUpdate
+from services.scheduler.core.output import (
+    AbortReason,
+    Finished,
+    LoadSnapshot,
+    StepPlan,
+    StepUpdate,
+)
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import EngineLimits, Scheduler
 from services.tokenizer.chat_template import Chat, ChatTemplates
@@ -81,6 +88,7 @@ class Trace:
     num_steps: int = 0
     most_rows: int = 0
     most_tokens: int = 0
+    most_in_flight: int = 0
     times: list[StepTimes] = field(default_factory=list)
 
 
@@ -102,9 +110,7 @@ class LLM:
         self._root_key = root_key(directory_revision(model_dir))
         self._encoder = Encoder(model_dir, num_threads=1)
         self._templates = ChatTemplates.load(model_dir)
-        self._executor = Executor(
-            num_threads=options.num_threads, on_step=lambda times: self.trace.times.append(times)
-        )
+        self._executor = Executor(num_threads=options.num_threads, on_step=self.trace.times.append)
         runner_options = RunnerOptions(
             model_dir=model_dir,
             dtype=options.dtype,
@@ -115,7 +121,8 @@ class LLM:
             kv_cache_memory_bytes=options.kv_cache_memory_bytes,
             gpu_memory_utilization=options.gpu_memory_utilization,
             max_model_len=options.max_model_len,
-            max_num_seqs=options.max_num_seqs,
+            # Every running request needs at least one token of the budget.
+            max_num_seqs=min(options.max_num_seqs, options.max_num_batched_tokens),
             max_num_batched_tokens=options.max_num_batched_tokens,
             pipeline_depth=options.pipeline_depth,
         )
@@ -204,10 +211,8 @@ class LLM:
         groups = [
             self._requests(prompt_ids, one, n=n) for prompt_ids, one in zip(ids, each, strict=True)
         ]
-        now = time.monotonic()
-        for group in groups:
-            self._scheduler.add(group, now=now)
-        ended = self._run([request for group in groups for request in group], show_progress)
+        self._add(groups)
+        ended = self._run(sum(map(len, groups)), show_progress)
         return [
             Output(prompt_ids, [self._choice(request, ended) for request in group])
             for prompt_ids, group in zip(ids, groups, strict=True)
@@ -231,26 +236,44 @@ class LLM:
             for choice in range(n)
         ]
 
-    def _run(self, requests: Sequence[Request], show_progress: bool) -> dict[int, Finished]:
-        progress = _Progress(len(requests)) if show_progress else None
+    def _add(self, groups: Sequence[list[Request]]) -> None:
+        """Hand all requests to the scheduler, or none."""
+        now = time.monotonic()
+        added: list[Request] = []
+        try:
+            for group in groups:
+                self._scheduler.add(group, now=now)
+                added += group
+        except SluicewayError:
+            for request in added:
+                self._scheduler.abort(
+                    request.handle, reason=AbortReason.CLIENT_GONE, kept_tokens=None, now=now
+                )
+            self._scheduler.take_finished()
+            raise
+
+    def _run(self, num_requests: int, show_progress: bool) -> dict[int, Finished]:
+        progress = _Progress(num_requests) if show_progress else None
+        num_tokens_before = self.load.generated_tokens
         ended: dict[int, Finished] = {}
         while self._scheduler.has_work or self._in_flight:
             plan = self._scheduler.schedule(now=time.monotonic())
             if plan is not None:
-                self._note(plan)
                 self._in_flight.append(self._executor.submit(plan_to_bytes(plan)))
+                self._note(plan)
                 continue
             update = self._apply_oldest()
             ended |= {finished.handle: finished for finished in update.finished}
             if progress:
-                progress.show(len(ended), self.load.generated_tokens)
-        ended |= {finished.handle: finished for finished in self._scheduler.take_finished()}
+                progress.show(len(ended), self.load.generated_tokens - num_tokens_before)
+        self._scheduler.take_kv_events()  # nobody is told, and they must not pile up
         return ended
 
     def _note(self, plan: StepPlan) -> None:
         self.trace.num_steps += 1
         self.trace.most_rows = max(self.trace.most_rows, len(plan.handles))
         self.trace.most_tokens = max(self.trace.most_tokens, plan.total_num_tokens)
+        self.trace.most_in_flight = max(self.trace.most_in_flight, len(self._in_flight))
 
     def _apply_oldest(self) -> StepUpdate:
         outcome, _ = outcome_from_bytes(self._in_flight.popleft().result())

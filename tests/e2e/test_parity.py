@@ -1,4 +1,8 @@
-"""Greedy output over HTTP, through the five processes, equals transformers in float32."""
+"""Greedy output over HTTP, through the five processes, equals transformers in float32.
+
+The prompts are those of the engine's own parity tests, so that the reference has mostly judged the
+outputs already.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +13,29 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.tokenizer.encode import Encoder
 from tests.e2e.system import System
-from tests.integration.prompts import LONG, RAW, long_prompt
-from tests.integration.reference import Reference
+from tests.integration.prompts import parity_prompts
+from tests.integration.reference import NUM_NEW, Reference, reference_of
 
 pytestmark = pytest.mark.slow
-NUM_NEW = 32
-MAX_NEAR_TIES = 2
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_dir: Path) -> Reference:
+    return reference_of(smollm2_dir)
 
 
 @pytest.fixture(scope="module")
 def prompts(smollm2_dir: Path) -> list[list[int]]:
-    encoder = Encoder(smollm2_dir, num_threads=1)
-
-    def encode(text: str) -> list[int]:
-        return encoder.encode_now(text, add_special_tokens=False, param="prompt")
-
-    # 40 and more: every raw text twice, the second time continued.
-    found = [encode(text) for text in RAW] + [encode(f"{text} and") for text in RAW]
-    found += [long_prompt(size, seed + 100, encode) for size, seed in LONG if size > 1]
-    encoder.close()
-    return found
+    return parity_prompts(smollm2_dir)
 
 
-async def _complete(client: httpx.AsyncClient, prompt_ids: Sequence[int]) -> list[int]:
+def client_of(system: System) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=system.url, timeout=600, trust_env=False)
+
+
+async def complete(client: httpx.AsyncClient, prompt_ids: Sequence[int]) -> list[int]:
+    """The output tokens of one prompt."""
     body = {
         "model": "smollm2",
         "prompt": list(prompt_ids),
@@ -48,23 +50,32 @@ async def _complete(client: httpx.AsyncClient, prompt_ids: Sequence[int]) -> lis
     return ids
 
 
-async def _ask(url: str, prompts: list[list[int]], *, at_once: bool) -> list[list[int]]:
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        if at_once:
-            return await asyncio.gather(*(_complete(client, ids) for ids in prompts))
-        return [await _complete(client, ids) for ids in prompts]
+async def most_running_until(asking: asyncio.Future[list[list[int]]], system: System) -> int:
+    """How many requests ran at once at most, asked ten times a second."""
+    most = 0
+    while not asking.done():
+        stats = await asyncio.to_thread(system.stats)
+        most = max(most, sum(engine.load.running for engine in stats.engines))
+        await asyncio.wait([asking], timeout=0.1)
+    return most
 
 
-@pytest.mark.parametrize("at_once", [False, True], ids=["alone", "all_at_once"])
-async def test_greedy_over_http_equals_the_reference(
-    smollm2_system: System, smollm2_dir: Path, prompts: list[list[int]], at_once: bool
+async def test_each_alone_equals_the_reference(
+    smollm2_system: System, prompts: list[list[int]], reference: Reference
 ) -> None:
-    reference = Reference(smollm2_dir)
-    outputs = await _ask(smollm2_system.url, prompts, at_once=at_once)
-    num_near_ties = 0
+    async with client_of(smollm2_system) as client:
+        outputs = [await complete(client, ids) for ids in prompts]
     for prompt_ids, output_ids in zip(prompts, outputs, strict=True):
-        assert len(output_ids) == NUM_NEW
-        verdict = reference.judge(prompt_ids, output_ids)
-        assert verdict.is_equal, f"prompt {prompt_ids[:8]}...: {verdict.detail}"
-        num_near_ties += verdict.near_tie_at is not None
-    assert num_near_ties <= MAX_NEAR_TIES
+        reference.require_parity(prompt_ids, output_ids)
+
+
+async def test_all_at_once_equal_the_reference(
+    smollm2_system: System, prompts: list[list[int]], reference: Reference
+) -> None:
+    async with client_of(smollm2_system) as client:
+        asking = asyncio.gather(*(complete(client, ids) for ids in prompts))
+        most_running = await most_running_until(asking, smollm2_system)
+        outputs = await asking
+    assert most_running >= 40
+    for prompt_ids, output_ids in zip(prompts, outputs, strict=True):
+        reference.require_parity(prompt_ids, output_ids)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
+
+from services.tokenizer.chat_template import Chat, ChatTemplates
+from services.tokenizer.encode import Encoder
 
 RAW = [
     "1 2 3 4",
@@ -53,9 +58,25 @@ LONG = [(1, 0), (130, 1), (500, 2), (1500, 3), (3500, 4)]
 """(number of tokens, seed)"""
 
 
-def long_prompt(num_tokens: int, seed: int, encode: object) -> list[int]:
+def parity_prompts(model_dir: Path) -> list[list[int]]:
+    """Token ids of all prompts: raw, then chat, then long."""
+    encoder = Encoder(model_dir, num_threads=1)
+    template = ChatTemplates.load(model_dir).choose(with_tools=False)
+
+    def encode(text: str) -> list[int]:
+        return encoder.encode_now(text, add_special_tokens=False, param="prompt")
+
+    chats = [template.render(Chat([{"role": "user", "content": text}])) for text in CHAT]
+    found = [encode(text) for text in [*RAW, *chats]]
+    found += [long_prompt(size, seed, encode) for size, seed in LONG]
+    encoder.close()
+    assert len(found) >= 40
+    assert {len(ids) for ids in found} >= {1, 3500}
+    return found
+
+
+def long_prompt(num_tokens: int, seed: int, encode: Callable[[str], list[int]]) -> list[int]:
     """A prompt of exactly so many tokens, made of common words."""
     draw = random.Random(seed)
     text = " ".join(draw.choice(WORDS) for _ in range(num_tokens + 5))
-    ids: list[int] = encode(text)  # type: ignore[operator]
-    return ids[:num_tokens]
+    return encode(text)[:num_tokens]

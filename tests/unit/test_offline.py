@@ -1,0 +1,82 @@
+"""The engine in one process: what its callers may ask of it, on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.common.errors import InvalidRequest
+from services.common.sampling import SamplingParams
+from services.offline import LLM, LLMOptions
+from services.scheduler.core.output import FinishReason
+from tests.tiny_models import make_tiny_model
+
+RANDOM = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+GREEDY = replace(RANDOM, temperature=0.0)
+PROMPT = [*range(10, 50)]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    model_dir = make_tiny_model(tmp_path_factory.mktemp("offline") / "tiny", tokenizer=True)
+    # More rows than the budget has tokens: the smaller counts.
+    options = LLMOptions(
+        num_gpu_blocks_override=64, max_model_len=256, max_num_seqs=64, max_num_batched_tokens=32
+    )
+    with LLM(str(model_dir), options=options) as llm:
+        yield llm
+
+
+def test_prompts_are_texts_or_ids_and_come_back_in_order(llm: LLM) -> None:
+    text, ids = llm.generate(["What is", PROMPT], GREEDY)
+    assert ids.prompt_ids == PROMPT
+    assert text.prompt_ids != PROMPT
+    for output in (text, ids):
+        (choice,) = output.choices
+        assert len(choice.token_ids) == 8
+        assert choice.finished.reason is FinishReason.LENGTH
+        assert choice.finished.usage.output_tokens == 8
+    assert llm.generate([PROMPT], GREEDY)[0].choices[0].token_ids == ids.choices[0].token_ids
+
+
+def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
+    (chat,) = llm.chat([[{"role": "user", "content": "Hi"}]], GREEDY)
+    rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    (raw,) = llm.generate([rendered], GREEDY)
+    assert chat.prompt_ids == raw.prompt_ids
+    assert chat.choices[0].text == raw.choices[0].text
+
+
+def test_choices_are_drawn_apart_and_again_the_same(llm: LLM) -> None:
+    (first,) = llm.generate([PROMPT], RANDOM, n=3)
+    drawn = [choice.token_ids for choice in first.choices]
+    assert len({tuple(ids) for ids in drawn}) == 3
+    (again,) = llm.generate([PROMPT], RANDOM, n=3)
+    assert [choice.token_ids for choice in again.choices] == drawn
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    outputs = llm.generate([PROMPT, PROMPT], [GREEDY, replace(GREEDY, max_tokens=3)])
+    assert [len(output.choices[0].token_ids) for output in outputs] == [8, 3]
+    with pytest.raises(ValueError, match="2 prompts, but 1"):
+        llm.generate([PROMPT, PROMPT], [GREEDY])
+
+
+@pytest.mark.parametrize("bad", [[], [320], [5] * 300], ids=["empty", "unknown id", "too long"])
+def test_nothing_runs_if_one_prompt_cannot(llm: LLM, bad: list[int]) -> None:
+    before = llm.load
+    with pytest.raises(InvalidRequest):
+        llm.generate([PROMPT, bad], GREEDY, n=2)
+    assert (llm.load.waiting, llm.load.running) == (0, 0)
+    llm.generate([PROMPT], GREEDY)
+    assert llm.load.generated_tokens == before.generated_tokens + 8
+
+
+def test_progress_is_drawn_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate([PROMPT], GREEDY)
+    assert capsys.readouterr().err == ""
+    llm.generate([PROMPT, PROMPT], GREEDY, show_progress=True)
+    assert "2/2 prompts" in capsys.readouterr().err
