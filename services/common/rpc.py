@@ -32,7 +32,7 @@ from services.common.errors import (
     Unavailable,
     error_from_name,
 )
-from services.common.telemetry import bind_request, get_logger
+from services.common.telemetry import bind_task, bound_field, get_logger
 
 PROTOCOL = 1
 """Version of the messages; a peer may be one older."""
@@ -272,7 +272,9 @@ class _TokenChannel:
 
     def _with_metadata(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def invoke(*args: Any, metadata: Sequence[tuple[str, str]] = (), **kwargs: Any) -> Any:
-            return call(*args, metadata=(*self._fixed, *metadata), **kwargs)
+            request_id = bound_field("request_id")
+            bound = ((REQUEST_ID_KEY, request_id),) if request_id else ()
+            return call(*args, metadata=(*self._fixed, *bound, *metadata), **kwargs)
 
         return invoke
 
@@ -309,12 +311,11 @@ class _ServerInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap_unary(self, behaviour: Handler) -> Handler:
         async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            metadata = await self._admit(context)
-            with bind_request(**metadata):
-                try:
-                    return await behaviour(request, context)
-                except Exception as error:
-                    await _abort(context, error)
+            await self._admit(context)
+            try:
+                return await behaviour(request, context)
+            except Exception as error:
+                await _abort(context, error)
 
         return handle
 
@@ -330,7 +331,8 @@ class _ServerInterceptor(grpc.aio.ServerInterceptor):
 
         return handle
 
-    async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
+    async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Check the token; the task, which is this call's own, logs with its request id."""
         metadata = {str(k): v for k, v in context.invocation_metadata() or ()}
         given = metadata.get(TOKEN_KEY, "")
         if self._token and not hmac.compare_digest(str(given).encode(), self._token.encode()):
@@ -339,7 +341,8 @@ class _ServerInterceptor(grpc.aio.ServerInterceptor):
                 Unauthenticated("wrong or missing cluster token: give all services the same one"),
             )
         request_id = metadata.get(REQUEST_ID_KEY)
-        return {"request_id": str(request_id)} if request_id else {}
+        if request_id:
+            bind_task(request_id=str(request_id))
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> None:

@@ -1,7 +1,7 @@
 """Logs with request ids, and the HTTP door of a process's metrics.
 
-A log line is an event name and fields. Fields bound with ``bind_request`` are on every line of the
-task that bound them.
+A log line is an event name and fields. Fields bound with ``bind_request`` or ``bind_task`` are on
+every line of the task that bound them.
 """
 
 from __future__ import annotations
@@ -72,6 +72,17 @@ def bind_request(**fields: Any) -> Iterator[None]:
     """Put fields (``request_id=...``) on every line logged inside."""
     with structlog.contextvars.bound_contextvars(**fields):
         yield
+
+
+def bind_task(**fields: Any) -> None:
+    """Put fields on every line that this task logs from now on, and those that it starts."""
+    structlog.contextvars.bind_contextvars(**fields)
+
+
+def bound_field(name: str) -> str | None:
+    """A field that ``bind_request`` or ``bind_task`` has put on the lines of this task."""
+    value = structlog.contextvars.get_contextvars().get(name)
+    return None if value is None else str(value)
 
 
 def start_metrics_server(host: str, port: int) -> int:

@@ -21,9 +21,9 @@ from services.common.errors import (
     Unavailable,
     WorkerLost,
 )
-from services.common.pb import tokenizer_pb2, tokenizer_pb2_grpc
+from services.common.pb import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.rpc import Endpoints, connect, translate
-from services.common.telemetry import get_logger
+from services.common.telemetry import bind_request, get_logger
 from services.gateway.convert import (
     chat_to_message,
     info_from_message,
@@ -191,7 +191,8 @@ class TokenizerClient:
         self, address: str, request: GenerationRequest, *, attempt: int
     ) -> Generation:
         stub = tokenizer_pb2_grpc.TokenizerStub(self._peers[address].channel)
-        call: GenerateCall = stub.Generate(request_to_message(request, attempt=attempt))
+        with bind_request(request_id=request.request_id):  # the call carries it
+            call: GenerateCall = stub.Generate(request_to_message(request, attempt=attempt))
         try:
             first = await _read(call, before_first=True)
             if first is None:
@@ -244,6 +245,17 @@ class TokenizerClient:
         stub = self._stub(model)
         reply = await _answer_of(stub.Detokenize(request, timeout=SIDE_CALL_TIMEOUT_S))
         return reply.text
+
+    async def reset_prefix_cache(self, model: str) -> dict[str, int]:
+        """Have the engines of a model forget their cached prefixes.
+
+        Returns:
+            How many did (``engines_reset``), and how many had requests (``engines_busy``).
+        """
+        stub = self._stub(model)
+        request = common_pb2.ResetCacheRequest()
+        reply = await _answer_of(stub.ResetCache(request, timeout=SIDE_CALL_TIMEOUT_S))
+        return {"engines_reset": reply.engines_reset, "engines_busy": reply.engines_busy}
 
 
 class _Peer:

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.common.errors import ConfigError, InvalidRequest, Overloaded, SluicewayError
 from services.common.pb import tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.rpc import Endpoints, RpcServer, connect, translate
+from services.common.telemetry import bind_request, bound_field
 
 
 class Failing(tokenizer_pb2_grpc.TokenizerServicer):
@@ -28,10 +29,10 @@ class Failing(tokenizer_pb2_grpc.TokenizerServicer):
 
 @asynccontextmanager
 async def serving(
-    error: Exception, *, token: str | None = None
+    what: Exception | tokenizer_pb2_grpc.TokenizerServicer, *, token: str | None = None
 ) -> AsyncIterator[tuple[RpcServer, str]]:
     server = RpcServer(host="127.0.0.1", port=0, cluster_token=token)
-    servicer = Failing(error)
+    servicer = Failing(what) if isinstance(what, Exception) else what
     server.add(
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server, servicer, "sluiceway.v1.Tokenizer"
     )
@@ -90,6 +91,30 @@ async def test_a_call_without_the_cluster_token_is_refused(given: str | None) ->
     async with serving(InvalidRequest("reached"), token="right") as (_, address):
         assert (await failure_of(address, token=given)).http_status == 401
         assert (await failure_of(address, token="right")).message == "reached"
+
+
+class Logging(tokenizer_pb2_grpc.TokenizerServicer):
+    """Answers with the request id that its log lines would carry."""
+
+    async def Detokenize(self, request: Any, context: Any) -> Any:
+        return tokenizer_pb2.DetokenizeReply(text=bound_field("request_id") or "")
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        for _ in range(2):
+            text = bound_field("request_id") or ""
+            yield tokenizer_pb2.TextDelta(choices=[tokenizer_pb2.ChoiceDelta(text=text)])
+
+
+async def test_the_request_id_of_the_caller_is_on_the_log_lines_of_the_callee() -> None:
+    async with serving(Logging()) as (_, address), stub(address) as client:
+        with bind_request(request_id="r-1"):
+            reply = await client.Detokenize(tokenizer_pb2.DetokenizeRequest(), timeout=5)
+            call = client.Generate(tokenizer_pb2.GenerateRequest(), timeout=5)
+        deltas = [delta.choices[0].text async for delta in call]
+        other = await client.Detokenize(tokenizer_pb2.DetokenizeRequest(), timeout=5)
+    assert reply.text == "r-1"
+    assert deltas == ["r-1", "r-1"]
+    assert other.text == ""
 
 
 async def test_health_needs_no_token_and_follows_what_is_set() -> None:
