@@ -280,11 +280,11 @@ class Engine:
             while True:
                 self._wake.clear()
                 self._apply_results()
-                self._send_steps()
+                send_at = self._send_steps()
                 self._publish_kv()
                 if timer is not None:
                     timer.cancel()
-                delay_s = self._next_event_s()
+                delay_s = self._next_event_s(send_at)
                 timer = None if delay_s is None else loop.call_later(delay_s, self._wake.set)
                 await self._wake.wait()
         finally:
@@ -305,10 +305,19 @@ class Engine:
             self._last_step = update.step
             self._tell_update(update, side)
 
-    def _send_steps(self) -> None:
+    def _send_steps(self) -> float | None:
+        """Send what can be sent now.
+
+        Returns:
+            When the next step is due, if only time holds it back.
+        """
+        # First, because an end may let others run.
+        self._core.expire(now=self._now())
+        due_at: float | None = None
         while self._core.has_work and self._core.num_in_flight < self.limits.pipeline_depth:
             began_at = self._now()
             if self._core.num_in_flight and began_at < self._steps.send_at():
+                due_at = self._steps.send_at()
                 break
             plan = self._core.schedule(now=began_at)
             if plan is None:
@@ -319,23 +328,13 @@ class Engine:
             self._steps.sent(plan.predicted_s, now=sent_at)
             metrics.PLANNING_SECONDS.observe(sent_at - began_at)
             metrics.SCHEDULED_TOKENS.inc(plan.total_num_tokens)
-        expires_at = self._core.next_expiry()
-        if expires_at is not None and expires_at <= self._now():
-            self._core.expire(now=self._now())
         self._tell_finished(self._core.take_finished())
+        return due_at
 
-    def _next_event_s(self) -> float | None:
+    def _next_event_s(self, send_at: float | None) -> float | None:
         """Seconds until something must be done though nothing has come in; ``None`` = never."""
-        now = self._now()
-        times = []
-        if 0 < self._core.num_in_flight < self.limits.pipeline_depth and self._core.has_work:
-            # In the past: the core was asked and had nothing to run, so only an event can change
-            # that.
-            times.append(self._steps.send_at())
-        expires_at = self._core.next_expiry()
-        if expires_at is not None:
-            times.append(expires_at)
-        return min((at - now for at in times if at > now), default=None)
+        times = [at for at in (send_at, self._core.next_expiry()) if at is not None]
+        return max(min(times) - self._now(), 0.0) if times else None
 
     def _publish_kv(self) -> None:
         events = self._core.take_kv_events()
