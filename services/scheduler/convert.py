@@ -13,6 +13,7 @@ from services.common.convert import (
 )
 from services.common.errors import InvalidRequest, SluicewayError, error_from_name
 from services.common.pb import common_pb2, kvstore_pb2, scheduler_pb2, worker_pb2
+from services.common.sampling import Constraint, SamplingParams
 from services.scheduler.core.output import (
     AbortReason,
     Finished,
@@ -289,7 +290,7 @@ def submission_from_message(message: scheduler_pb2.Add, *, text_fp: str) -> Subm
     """
     if not message.key.request_id:
         raise InvalidRequest("an Add needs a request_id", param="request_id")
-    sampling = sampling_from_message(message.sampling)
+    sampling = _sampling_of(message)
     sampling.validate()
     return Submission(
         request_id=message.key.request_id,
@@ -307,10 +308,24 @@ def submission_from_message(message: scheduler_pb2.Add, *, text_fp: str) -> Subm
         priority=message.priority,
         cache_namespace=message.cache_namespace,
         deadline_s=message.deadline_ms / 1000 if message.HasField("deadline_ms") else None,
-        constraint=(
-            constraint_from_message(message.constraint) if message.HasField("constraint") else None
-        ),
+        constraint=_constraint_of(message),
     )
+
+
+def _sampling_of(message: scheduler_pb2.Add) -> SamplingParams:
+    try:
+        return sampling_from_message(message.sampling)
+    except ValueError as error:
+        raise InvalidRequest(f"sampling cannot be read: {error}", param="sampling") from None
+
+
+def _constraint_of(message: scheduler_pb2.Add) -> Constraint | None:
+    if not message.HasField("constraint"):
+        return None
+    try:
+        return constraint_from_message(message.constraint)
+    except ValueError as error:
+        raise InvalidRequest(f"the constraint is unknown: {error}", param="constraint") from None
 
 
 _ABORT_REASONS: Mapping[int, AbortReason] = {reason.value: reason for reason in AbortReason}

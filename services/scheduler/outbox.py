@@ -33,6 +33,7 @@ class Outbox:
         self._control: deque[pb.ServerFrame] = deque()
         self._queued: dict[int, tuple[int, int]] = {}
         self._steps: dict[int, pb.ServerFrame] = {}
+        self._last_words: deque[pb.ServerFrame] = deque()
         self._unacked: deque[_Sent] = deque()
         self._num_unacked_tokens = 0
         self._last_frame = 0
@@ -40,8 +41,8 @@ class Outbox:
     @property
     def num_unacked_tokens(self) -> int:
         """Tokens that were appended and are not acknowledged."""
-        waiting = sum(len(frame.step.token_ids) for frame in self._steps.values())
-        return self._num_unacked_tokens + waiting
+        waiting = (*self._last_words, *self._steps.values())
+        return self._num_unacked_tokens + sum(len(frame.step.token_ids) for frame in waiting)
 
     def control(self, frame: pb.ServerFrame) -> None:
         """Append a welcome, or that an engine came or went."""
@@ -68,13 +69,19 @@ class Outbox:
             frame.step = step
         return frame
 
+    def engine_ended(self, engine_id: int) -> None:
+        """What an engine has said goes out before what others will say of its requests."""
+        carrier = self._steps.pop(engine_id, None)
+        if carrier is not None:
+            self._last_words.append(carrier)
+
     def take(self, now: float) -> pb.ServerFrame | None:
         """The next frame to write, or ``None`` if there is none, or if step frames must wait."""
         if self._control:
             return self._control.popleft()
         if self._queued:
             return self._take_queued()
-        if self._steps and not self.must_merge(now):
+        if (self._last_words or self._steps) and not self.must_merge(now):
             return self._take_step(now)
         return None
 
@@ -109,8 +116,10 @@ class Outbox:
         return pb.ServerFrame(queued=columns)
 
     def _take_step(self, now: float) -> pb.ServerFrame:
-        engine_id = next(iter(self._steps))
-        carrier = self._steps.pop(engine_id)
+        if self._last_words:
+            carrier = self._last_words.popleft()
+        else:
+            carrier = self._steps.pop(next(iter(self._steps)))
         self._last_frame += 1
         carrier.step.frame = self._last_frame
         num_tokens = len(carrier.step.token_ids)

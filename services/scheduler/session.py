@@ -80,11 +80,13 @@ class Session:
         return self._writer.frames()
 
     def on_frame(self, frame: pb.ClientFrame) -> None:
-        """Take one frame of the client.
+        """Take one frame of the client; what comes after the end is dropped.
 
         Raises:
             InvalidRequest: It breaks the protocol; the Session must end.
         """
+        if self._has_ended:
+            return
         self._pulse.beat(time.monotonic())
         kind = frame.WhichOneof("frame")
         if self._session_id is None:
@@ -116,6 +118,8 @@ class Session:
 
     def judge(self, now: float) -> None:
         """End a Session whose client is silent or too far behind."""
+        if self._has_ended:
+            return
         if self._pulse.is_dead(now):
             metrics.SESSIONS_CLOSED.labels("silent").inc()
             self.end(Unavailable(f"no frame for {self._pulse.silent_s(now):.1f} s"))
@@ -222,6 +226,7 @@ class Session:
 
     def engine_down(self, engine_id: int, reason: str) -> None:
         """See ``Audience``."""
+        self._outbox.engine_ended(engine_id)
         self._tell(pb.ServerFrame(engine_down=pb.EngineDown(engine_id=engine_id, reason=reason)))
 
     def _refuse(self, handles: Sequence[int], error: SluicewayError) -> None:

@@ -82,11 +82,13 @@ class WorkerLink:
         return self._writer.frames()
 
     def on_frame(self, frame: pb.WorkerFrame) -> None:
-        """Take one frame of the worker.
+        """Take one frame of the worker; what comes after the end is dropped.
 
         Raises:
             SluicewayError: It breaks the protocol, or the worker is refused; the stream must end.
         """
+        if self._writer.is_closed:
+            return
         self._pulse.beat(time.monotonic())
         kind = frame.WhichOneof("frame")
         if self._attachment is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -200,6 +201,23 @@ def test_an_add_becomes_a_submission() -> None:
     assert (got.crashes, got.priority, got.cache_namespace) == (1, -2, "ns")
     assert got.deadline_s == 1.5
     assert got.constraint == Constraint(ConstraintKind.REGEX, "a+")
+
+
+@pytest.mark.parametrize(
+    ("add", "param"),
+    [
+        (pb.Add(), "request_id"),
+        (pb.Add(sampling=common_pb2.SamplingParams(logit_bias_ids=[1])), "sampling"),
+        (pb.Add(constraint=common_pb2.Constraint(spec="a+")), "constraint"),
+        (pb.Add(sampling=common_pb2.SamplingParams(top_p=7.0)), "top_p"),
+    ],
+)
+def test_an_add_that_means_nothing_is_refused_naming_the_field(add: pb.Add, param: str) -> None:
+    if param != "request_id":
+        add.key.request_id = "r"
+    with pytest.raises(InvalidRequest) as caught:
+        convert.submission_from_message(add, text_fp="")
+    assert caught.value.param == param
 
 
 def test_an_add_without_a_deadline_or_constraint_has_none() -> None:

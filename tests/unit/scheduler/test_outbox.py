@@ -48,6 +48,23 @@ def test_frames_of_a_client_that_is_behind_merge_and_lose_nothing() -> None:
     assert merged.step.step == 11
 
 
+def test_what_an_ended_engine_said_goes_out_before_what_the_next_one_says() -> None:
+    outbox = Outbox()
+    append_row(outbox.step_frame(2, step=1), 8, offset=0, token_ids=[5])  # engine 2 was first
+    step(outbox, 1, 7, [1, 2], offset=0)
+    outbox.engine_ended(1)
+    append_row(outbox.step_frame(2, step=2), 7, offset=2, token_ids=[3])
+    assert outbox.num_unacked_tokens == 4
+    frames = [outbox.take(0.0), outbox.take(0.0), outbox.take(0.0)]
+    assert [frame and list(frame.step.token_ids) for frame in frames] == [[1, 2], [5, 3], None]
+
+
+def test_an_engine_that_said_nothing_ends_without_a_frame() -> None:
+    outbox = Outbox()
+    outbox.engine_ended(1)
+    assert outbox.take(0.0) is None
+
+
 def test_control_frames_do_not_wait_for_acknowledgements() -> None:
     outbox = Outbox()
     step(outbox, 1, 7, [1], offset=0)
