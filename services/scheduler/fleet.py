@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from services.common.errors import (
@@ -324,13 +325,21 @@ class Fleet:
         self._place(tickets)
 
     def _place(self, tickets: Sequence[Ticket]) -> None:
-        """Put all choices of one request on the best engine.
+        """Put all choices of one request on the best engine that takes them.
 
         Raises:
-            SluicewayError: There is none, or it refuses; the tickets are nowhere.
+            SluicewayError: There is none, or all refuse; the tickets are nowhere.
         """
         engines = self._candidates(tickets[0].submission)
-        self._put(tickets, self._choose(engines, tickets))
+        while True:
+            best = self._choose(engines, tickets)
+            try:
+                self._put(tickets, best)
+                return
+            except SluicewayError:
+                engines.remove(best)  # another may be larger, or have a shorter queue
+                if not engines:
+                    raise
 
     def _put(self, tickets: Sequence[Ticket], engine: Engine) -> None:
         engine.add(tickets)
@@ -408,7 +417,7 @@ class Fleet:
     def _move_waiting(self, engine: Engine) -> None:
         for ticket in engine.tickets():
             if self._other_ready(engine) and engine.withdraw(ticket):
-                self._place_again([ticket], cause="drain", reason="the engine drains")
+                self._hand_over(ticket, source=engine, place=self._place, cause="drain")
 
     def _other_ready(self, engine: Engine) -> bool:
         """Whether another engine could run the requests of this one."""
@@ -420,23 +429,37 @@ class Fleet:
         if len(engines) < 2:
             return
         for source in engines:
-            waiting = source.waiting_tickets()
             # The last in the queue gains most by leaving it.
-            for ticket in reversed(waiting):
+            for ticket in reversed(source.waiting_tickets()):
                 target = next((e for e in engines if _has_room(e) and _same_kind(e, source)), None)
                 if target is None:
-                    return
+                    break
                 if source.withdraw(ticket):
-                    self._hand_over(ticket, target)
+                    place = partial(self._put, engine=target)
+                    self._hand_over(ticket, source=source, place=place, cause="balance")
 
-    def _hand_over(self, ticket: Ticket, target: Engine) -> None:
-        """Give a withdrawn ticket to an engine that has room."""
+    def _hand_over(
+        self,
+        ticket: Ticket,
+        *,
+        source: Engine,
+        place: Callable[[Sequence[Ticket]], None],
+        cause: str,
+    ) -> None:
+        """Place a withdrawn ticket; one that nobody else takes goes back to where it waited."""
         self._engine_of.pop(ticket, None)
         try:
-            self._put([ticket], target)
-            metrics.MOVED_REQUESTS.labels("balance").inc()
-        except SluicewayError as error:
-            self._end(ticket, error)
+            place([ticket])
+        except SluicewayError as refusal:
+            self._put_back(ticket, source, refusal)
+        else:
+            metrics.MOVED_REQUESTS.labels(cause).inc()
+
+    def _put_back(self, ticket: Ticket, source: Engine, refusal: SluicewayError) -> None:
+        try:
+            self._put([ticket], source)
+        except SluicewayError:  # those that were preempted have filled its queue
+            self._end(ticket, refusal)
 
     # Ends
 

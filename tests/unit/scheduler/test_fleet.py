@@ -260,6 +260,30 @@ async def test_a_waiting_request_moves_to_an_engine_that_is_idle(here: Loopback)
     assert busy.attachment.running_engine().num_tickets == 1
 
 
+async def test_a_request_that_the_best_engine_refuses_goes_to_the_next(here: Loopback) -> None:
+    here.attach(FakeWorkerSpec(worker_id="small", num_blocks=5))
+    here.attach(FakeWorkerSpec(worker_id="large"))
+    here.submit([1, 2], LONG)  # too long for the small one: the large one costs more from now on
+    prompt = list(range(1, 60))
+    (ticket,) = here.submit(prompt)
+    await here.sink.wait_finished(ticket.handle)
+    assert here.sink.tokens_of[ticket.handle] == expected_output(prompt, 4)
+
+
+async def test_a_waiting_request_that_an_idle_engine_cannot_take_stays(here: Loopback) -> None:
+    busy = here.attach(FakeWorkerSpec(worker_id="a", max_num_seqs=1), is_held=True)
+    here.submit([1, 2], LONG)
+    (waiting,) = here.submit(list(range(1, 60)))
+    await settle()
+    here.attach(FakeWorkerSpec(worker_id="small", num_blocks=5))
+    here.fleet.tick()
+    assert waiting.handle not in here.sink.finished_of
+    assert busy.attachment.running_engine().num_tickets == 2
+    here.fleet.drain_engine(busy.attachment)
+    assert waiting.handle not in here.sink.finished_of
+    assert busy.attachment.running_engine().num_tickets == 2
+
+
 async def test_those_that_wait_hear_where_they_stand(here: Loopback) -> None:
     here.attach(FakeWorkerSpec(max_num_seqs=1), is_held=True)
     here.submit([1, 2], LONG)
