@@ -346,7 +346,7 @@ class FakeWorker:
             self.max_queued_steps = max(self.max_queued_steps, self._inbox.qsize())
         elif kind == "prepare":
             self.prepares.append(frame.prepare)
-            self._group.create_task(self._prepare(frame.prepare))
+            self._tasks.append(self._group.create_task(self._prepare(frame.prepare)))
         elif kind == "release":
             self.released.extend(frame.release.ref)
         elif kind == "drain":

@@ -209,11 +209,21 @@ class SessionClient:
                 self.changed.clear()
                 await self.changed.wait()
 
+    async def until_sees_ready(self, engine_id: int, *, timeout_s: float = 30.0) -> None:
+        """Wait until one engine is ready."""
+        async with asyncio.timeout(timeout_s):
+            while engine_id not in self._ready_ids():
+                self.changed.clear()
+                await self.changed.wait()
+
     @property
     def num_ready(self) -> int:
         """Engines that are ready as far as this client knows."""
+        return len(self._ready_ids())
+
+    def _ready_ids(self) -> set[int]:
         ready = common_pb2.ENGINE_PHASE_READY
-        return sum(engine.phase == ready for engine in self.engines.values())
+        return {engine.engine_id for engine in self.engines.values() if engine.phase == ready}
 
     # What is heard
 

@@ -109,6 +109,19 @@ async def test_a_cancelled_request_frees_its_blocks_before_the_next_step_ends(
     worker.may_step.set()
 
 
+async def test_a_request_that_waits_ends_at_its_deadline_though_nothing_else_happens(
+    stage: Stage,
+) -> None:
+    worker, client = await stage.pair(FakeWorkerSpec(max_num_seqs=1))
+    worker.may_step.clear()
+    (runs,) = client.add([1, 2], LONG)
+    await client.accepted(runs)
+    (waits,) = client.add([3, 4], deadline_ms=300)
+    end = await client.finished(waits)
+    assert end.error.error_class == "DeadlineExceeded"
+    assert client.handles[runs].finished is None
+
+
 async def test_a_stop_string_ends_a_request_as_stopped_and_counts_what_was_kept(
     stage: Stage,
 ) -> None:
@@ -308,7 +321,8 @@ async def test_a_second_hello_for_a_worker_ends_the_older_stream(stage: Stage) -
         await old.ended.wait()
         await new.welcomed.wait()
     assert old.error is not None and "attached again" in (old.error.details() or "")
-    await client.until_ready(1)
+    await client.until_sees_ready(new.engine_id)
+    assert client.num_ready == 1
     (handle,) = client.add([1, 2])
     await client.finished(handle)
     assert new.steps

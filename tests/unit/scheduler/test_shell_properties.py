@@ -86,7 +86,7 @@ class Run:
         self.here.fleet.tick()
 
     async def _finish(self) -> None:
-        for _ in range(400):
+        for _ in range(1000):
             if not self.here.fleet.num_tickets:
                 return
             self.answer(2)
@@ -107,6 +107,9 @@ class Run:
         for attachment in self.here.fleet.attachments():
             if attachment.engine is not None:
                 assert attachment.engine.load().kv_blocks_used == 0
+        for link in self.here.links:
+            for error in link.closed_with:
+                assert error is None or "failed" not in error.message, "no engine broke a rule"
 
 
 @settings(max_examples=40)
@@ -117,7 +120,7 @@ def test_every_handle_ends_once_with_the_right_tokens(events: list[tuple[str, in
             here = Loopback(tasks)
             run = Run(here)
             await run.play(events)
-            here.close()
             run.check()
+            here.close()
 
     asyncio.run(main())

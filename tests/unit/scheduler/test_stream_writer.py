@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import aclosing
 
 import pytest
 
@@ -50,8 +51,8 @@ async def test_heartbeats_come_whether_or_not_there_is_something_to_say() -> Non
     outbox = Outbox()
     outbox.put("word")
     seen: list[str] = []
-    async with asyncio.timeout(60):
-        async for frame in outbox.writer.frames():
+    async with asyncio.timeout(60), aclosing(outbox.writer.frames()) as frames:
+        async for frame in frames:
             seen.append(frame)
             if seen.count("beat") == 3:
                 break
