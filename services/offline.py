@@ -11,7 +11,7 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -288,9 +288,8 @@ class LLM:
 class _Progress:
     """A line that tells how far a run is."""
 
-    def __init__(self, total: int, write: Callable[[str], object] = sys.stderr.write) -> None:
+    def __init__(self, total: int) -> None:
         self._total = total
-        self._write = write
         self._started = time.monotonic()
 
     def show(self, done: int, num_tokens: int) -> None:
@@ -298,7 +297,7 @@ class _Progress:
         seconds = time.monotonic() - self._started
         rate = num_tokens / seconds if seconds else 0.0
         end = "\n" if done == self._total else ""
-        self._write(f"\r{done}/{self._total} prompts, {rate:.0f} tokens/s{end}")
+        sys.stderr.write(f"\r{done}/{self._total} prompts, {rate:.0f} tokens/s{end}")
 
 
 def _limits(facts: RunnerFacts, options: LLMOptions) -> EngineLimits:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from services.offline import LLM, LLMOptions
 from services.scheduler.core.output import FinishReason
 from tests.tiny_models import make_tiny_model
 
-RANDOM = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+RANDOM = SamplingParams(temperature=2.0, seed=5, max_tokens=8, ignore_eos=True)
 GREEDY = replace(RANDOM, temperature=0.0)
 PROMPT = [*range(10, 50)]
 
