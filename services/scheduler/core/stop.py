@@ -32,7 +32,8 @@ def set_stop_rules(
         max_total_tokens: Prompt and output together; the request ends when it has so many.
     """
     sampling = request.sampling
-    request.eos_ids = frozenset() if sampling.ignore_eos else frozenset(eos_token_ids)
+    ignores_eos = sampling.ignore_eos and not request.grammar_ref
+    request.eos_ids = frozenset() if ignores_eos else frozenset(eos_token_ids)
     request.end_ids = request.eos_ids | frozenset(sampling.stop_token_ids)
     request.max_total_tokens = max_total_tokens
 
@@ -41,16 +42,20 @@ def find_stop(request: Request) -> Stop | None:
     """Whether the last output token ends the request.
 
     Order as in vLLM: nothing stops it before ``min_tokens`` (but a full context, which no setting
-    can lengthen); then end of sequence, stop ids, length, repetition.
+    can lengthen); then end of sequence, stop ids, length, repetition. The end of a grammar's text
+    stops always: there is nothing that could follow.
 
     Args:
         request: Has at least one output token and has passed ``set_stop_rules``.
     """
     is_full = request.num_tokens >= request.max_total_tokens
+    token_id = request.token_ids[-1]
+    is_end = token_id in request.eos_ids
+    if is_end and request.grammar_ref:
+        return Stop(FinishReason.STOP)
     if request.num_output_tokens < request.sampling.min_tokens:
         return Stop(FinishReason.LENGTH) if is_full else None
-    token_id = request.token_ids[-1]
-    if token_id in request.eos_ids:
+    if is_end:
         return Stop(FinishReason.STOP)
     if token_id in request.end_ids:
         return Stop(FinishReason.STOP, token_id=token_id)

@@ -16,7 +16,11 @@ EOS = 2
 
 
 def _stop(
-    output: Sequence[int], sampling: SamplingParams, *, max_total_tokens: int = 1000
+    output: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    max_total_tokens: int = 1000,
+    grammar_ref: int = 0,
 ) -> Stop | None:
     request = Request(
         handle=1,
@@ -26,6 +30,7 @@ def _stop(
         sampling=sampling,
         root_key=b"",
         arrival_s=0.0,
+        grammar_ref=grammar_ref,
     )
     set_stop_rules(request, eos_token_ids=(EOS,), max_total_tokens=max_total_tokens)
     stop = find_stop(request)
@@ -51,6 +56,13 @@ def test_nothing_stops_before_min_tokens() -> None:
     sampling = SamplingParams(min_tokens=3, stop_token_ids=(5,))
     assert _stop([5, EOS], sampling) is None
     assert _stop([5, 5, EOS], sampling) == Stop(FinishReason.STOP)
+
+
+def test_the_end_of_a_grammars_text_stops_whatever_min_tokens_and_ignore_eos_say() -> None:
+    sampling = SamplingParams(min_tokens=3, ignore_eos=True)
+    assert _stop([5, EOS], sampling) is None
+    assert _stop([5, EOS], sampling, grammar_ref=1) == Stop(FinishReason.STOP)
+    assert _stop([5, 6], sampling, grammar_ref=1) is None
 
 
 def test_max_tokens_and_a_full_context_end_with_length() -> None:

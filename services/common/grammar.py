@@ -1,0 +1,73 @@
+"""Constraints as llguidance grammars: the tokenizer checks them, the worker compiles them.
+
+The library refuses what it cannot enforce, by name, and bounds its own work: grammars of at most
+500,000 items, a fixed amount of lexer work at the start and in each step.
+"""
+
+from __future__ import annotations
+
+import json
+
+from llguidance import LLMatcher
+
+from services.common.errors import InvalidRequest
+from services.common.sampling import Constraint, ConstraintKind
+
+MAX_SPEC_CHARS = 262_144
+
+_JSON_OPTIONS = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
+"""White space between JSON's tokens is bounded: no model can go on with it for ever."""
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """A constraint in llguidance's own notation; whether it is a valid one, ``check`` tells.
+
+    Raises:
+        InvalidRequest: The schema is not a JSON object.
+    """
+    match constraint.kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return _of_schema(constraint.spec)
+        case ConstraintKind.JSON_OBJECT:
+            return _of_schema(_ANY_OBJECT)
+        case ConstraintKind.REGEX:
+            return LLMatcher.grammar_from_regex(constraint.spec)
+        case ConstraintKind.CHOICE:
+            return _of_choices(json.loads(constraint.spec))
+        case ConstraintKind.GRAMMAR:
+            return LLMatcher.grammar_from_lark(constraint.spec)
+
+
+def check(constraint: Constraint) -> None:
+    """Refuse a constraint that cannot be enforced; takes less than a millisecond.
+
+    Raises:
+        InvalidRequest: Says what is wrong with it; ``param`` is "constraint".
+    """
+    if len(constraint.spec) > MAX_SPEC_CHARS:
+        raise _invalid(
+            constraint, f"it has {len(constraint.spec)} characters, more than {MAX_SPEC_CHARS}"
+        )
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar_of(constraint))
+    if is_error:
+        raise _invalid(constraint, "; ".join(messages))
+
+
+def _of_schema(schema: str) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+    except ValueError as error:
+        raise _invalid(Constraint(ConstraintKind.JSON_SCHEMA, schema), str(error)) from None
+
+
+def _of_choices(choices: list[str]) -> str:
+    # A string of lark is written as one of JSON.
+    quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+
+
+def _invalid(constraint: Constraint, why: str) -> InvalidRequest:
+    name = constraint.kind.name.lower().replace("_", " ")
+    return InvalidRequest(f"this {name} cannot be enforced: {why.strip()}", param="constraint")

@@ -1,0 +1,70 @@
+"""Which constraints can be enforced; a broken one says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from services.common.errors import InvalidRequest
+from services.common.grammar import MAX_SPEC_CHARS, check, grammar_of
+from services.common.sampling import Constraint, ConstraintKind
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 10},
+        "age": {"type": "integer", "minimum": 0},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def schema(value: object) -> Constraint:
+    return Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        schema(PERSON),
+        schema({}),
+        Constraint(ConstraintKind.JSON_OBJECT, ""),
+        Constraint(ConstraintKind.REGEX, r"\d{3}-[a-z]+"),
+        Constraint(ConstraintKind.CHOICE, json.dumps(["yes", 'n"o', "é\n", "\u0007"])),
+        Constraint(ConstraintKind.GRAMMAR, 'start: "a" "b"+'),
+    ],
+    ids=lambda constraint: constraint.kind.name.lower(),
+)
+def test_a_constraint_of_each_kind_is_accepted(constraint: Constraint) -> None:
+    check(constraint)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "named"),
+    [
+        (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (schema({"not": {"type": "string"}}), "not"),
+        (schema({"type": "strin"}), "strin"),
+        (schema({"$ref": "#/$defs/x"}), "/$defs/x"),
+        (Constraint(ConstraintKind.JSON_SCHEMA, "{"), "json schema"),
+        (Constraint(ConstraintKind.REGEX, r"(\d{3"), "regex parse error"),
+        (Constraint(ConstraintKind.REGEX, r"(?=a)b"), "look-around"),
+        (Constraint(ConstraintKind.GRAMMAR, "start: foo"), "foo"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(constraint: Constraint, named: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be enforced") as caught:
+        check(constraint)
+    assert named in caught.value.message
+    assert caught.value.param == "constraint"
+
+
+def test_a_constraint_is_bounded_in_size() -> None:
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_SPEC_CHARS}"):
+        check(Constraint(ConstraintKind.REGEX, "a" * (MAX_SPEC_CHARS + 1)))
+
+
+def test_equal_constraints_make_equal_grammars() -> None:
+    assert grammar_of(schema(PERSON)) == grammar_of(schema(PERSON))
