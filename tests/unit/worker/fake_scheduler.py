@@ -112,10 +112,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
 
 @asynccontextmanager
-async def fake_scheduler() -> AsyncIterator[tuple[FakeScheduler, str]]:
-    """A listening fake and its address."""
+async def fake_scheduler(*, port: int = 0) -> AsyncIterator[tuple[FakeScheduler, str]]:
+    """A listening fake and its address; its streams break when it is left."""
     scheduler = FakeScheduler()
-    server = RpcServer(host="127.0.0.1", port=0, cluster_token=None)
+    server = RpcServer(host="127.0.0.1", port=port, cluster_token=None)
     server.add(
         scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler, "sluiceway.v1.Scheduler"
     )

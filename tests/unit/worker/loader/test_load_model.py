@@ -241,10 +241,11 @@ def test_a_shard_that_the_index_names_must_exist(tmp_path: Path) -> None:
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, num_shards=2)
-    second = tmp_path / "model-00002-of-00002.safetensors"
-    first_names = load_file(tmp_path / "model-00001-of-00002.safetensors")
-    twice = {"model.embed_tokens.weight": first_names["model.embed_tokens.weight"]}
-    save_file({**load_file(second), **twice}, second)
+    first = load_file(tmp_path / "model-00001-of-00002.safetensors")
+    path = tmp_path / "model-00002-of-00002.safetensors"
+    twice = {**load_file(path), "model.embed_tokens.weight": first["model.embed_tokens.weight"]}
+    # Copies: what was loaded is a map of the very file that is written.
+    save_file({name: tensor.clone() for name, tensor in twice.items()}, path)
     with pytest.raises(ConfigError, match=r"'model\.embed_tokens\.weight' is in both"):
         load(tmp_path)
 
