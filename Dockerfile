@@ -9,7 +9,7 @@ FROM ${PYTHON_IMAGE} AS base
 ARG PIP_FIND_LINKS=/wheels
 ARG PIP_CERT
 ENV PIP_FIND_LINKS=${PIP_FIND_LINKS} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
-    PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0 VIRTUAL_ENV=/opt/sluiceway PATH=/opt/sluiceway/bin:$PATH
+    PIP_CERT=${PIP_CERT} PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0 VIRTUAL_ENV=/opt/sluiceway PATH=/opt/sluiceway/bin:$PATH
 RUN python3 -m venv /opt/sluiceway
 WORKDIR /app
 # The pattern keeps the line valid when there is no wheels folder.
@@ -46,6 +46,6 @@ ENTRYPOINT ["python", "-m", "services.worker"]
 # The one-shot that fills the model volume.
 FROM worker AS model
 USER root
-RUN pip install -c constraints.txt '.[pull]' && mkdir /models && chown sluiceway /models
+RUN pip install -c constraints.txt '.[pull]' && mkdir /cache && chown sluiceway /cache
 USER sluiceway
 ENTRYPOINT ["python", "-m", "services.pull"]

@@ -22,11 +22,13 @@ MIN_CPU_SHARE = 0.5
 TIMED = (
     "tests/e2e/",
     "tests/integration/",
+    "tests/packaging/",
     "tests/unit/gateway/http/",
     "tests/unit/kvstore/test_process.py",
     "tests/unit/kvstore/test_servicer.py",
     "tests/unit/scheduler/test_",
     "tests/unit/test_cli.py",
+    "tests/unit/test_launcher_probes.py",
     "tests/unit/test_launcher_supervisor.py",
     "tests/unit/tokenizer/test_routing.py",
     "tests/unit/tokenizer/test_service.py",

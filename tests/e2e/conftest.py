@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.system import System
+from tests.e2e.system import TINY_FLAGS, System
 from tests.tiny_models import make_tiny_model
 
 Serve = Callable[..., System]
-TINY_FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "2048")
 
 
 @pytest.fixture(scope="session")

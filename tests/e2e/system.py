@@ -26,6 +26,7 @@ from services.launcher.settings import SERVICES
 
 CLUSTER_TOKEN = "token-of-the-tests"
 START_TIMEOUT_S = 240.0
+TINY_FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "2048")
 READY_LINE = re.compile(r"^ready in [\d.]+ s - (http://\S+)$", re.MULTILINE)
 
 

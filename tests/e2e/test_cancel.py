@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import TINY_FLAGS
-from tests.e2e.system import System
+from tests.e2e.system import TINY_FLAGS, System
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {
