@@ -75,6 +75,11 @@ class _Running:
     answer: Answer
     offset: int = 0
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next step brings tokens or an end; an endless one runs out of tokens."""
+        return not self.answer.is_endless or self.offset < len(self.answer.token_ids)
+
 
 @dataclass
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
@@ -231,8 +236,11 @@ class _FakeSession:
     def _is_stepping(self) -> bool:
         return bool(self._running) and self.fake.accepts and not self.fake.is_silent
 
+    def _has_more(self) -> bool:
+        return self._is_stepping() and any(row.has_more for row in self._running.values())
+
     async def _pause(self) -> None:
-        if self._is_stepping():
+        if self._has_more():
             await asyncio.sleep(self.fake.step_s)
             return
         try:
