@@ -176,12 +176,16 @@ def environment_name(section: str, field: str) -> str:
 
 
 def _from_environment(section: str) -> dict[str, str]:
-    prefix = environment_name(section, "")
-    return {
-        key.removeprefix(prefix).lower(): value
-        for key, value in os.environ.items()
-        if key.startswith(prefix)
-    }
+    found: dict[str, str] = {}
+    for name, value in os.environ.items():
+        owner, separator, field = name.removeprefix(ENV_PREFIX).lower().partition("__")
+        if not name.startswith(ENV_PREFIX) or not separator:
+            continue
+        if owner not in SECTIONS:
+            raise ConfigError(_unknown(owner, origin=f"environment {name}", known=SECTIONS))
+        if owner == section:
+            found[field] = value
+    return found
 
 
 def _from_toml(path: str, *, section: str) -> dict[str, Any]:

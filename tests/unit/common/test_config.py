@@ -51,6 +51,14 @@ def test_an_unknown_environment_key_is_refused_with_a_hint(monkeypatch: pytest.M
         load_config(WorkerLike, section="worker", argv=[])
 
 
+def test_an_environment_key_of_an_unknown_service_is_refused_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLUICEWAY_WRKER__BLOCK_SIZE", "16")
+    with pytest.raises(ConfigError, match=r"'wrker' from environment.*'worker'"):
+        load_config(WorkerLike, section="worker", argv=[])
+
+
 @pytest.mark.parametrize("text", ["[worker]\nblocks = 1\n", "[wrker]\n"])
 def test_an_unknown_file_key_or_table_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.toml"
