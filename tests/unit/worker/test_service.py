@@ -377,7 +377,7 @@ async def test_health_answers_within_50_ms_while_a_long_prefill_runs(tmp_path: P
         while not prefills.done():
             probes.append(await probe())
         await channel.close()
-        # Had the loop stood still for one of them, its probe would have taken twice what is allowed.
+        # Had the loop stood still for one, a probe would have taken twice what is allowed.
         assert all(result.device_us > 100_000 for result in await prefills)
         assert len(probes) >= 20
         assert statistics.quantiles(probes, n=20)[-1] < 0.05
