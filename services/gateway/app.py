@@ -102,6 +102,7 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
     _add_generation_routes(app, gateway)
     _add_tokenize_routes(app, gateway)
     _add_model_routes(app, gateway)
+    _add_health_routes(app, gateway)
     _add_operation_routes(app, gateway)
     http_errors.install(app)
     openapi.install(app)
@@ -181,6 +182,7 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
     @route(
         "/v1/models/{model:path}",
         summary="One served model",
+        openapi_extra=openapi.path_parameter("model", "Served name of the model."),
         responses=openapi.errors_of(401, 404) | {200: {"model": replies.ModelObject}},
     )
     async def model(request: Request) -> Response:
@@ -188,7 +190,7 @@ def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:
         return _json(one_model(gateway.fleet, name, created=gateway.started_at))
 
 
-def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
+def _add_health_routes(app: FastAPI, gateway: Gateway) -> None:
     route = partial(app.get, response_class=Response, tags=["operation"])
 
     @route(
@@ -203,6 +205,18 @@ def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
         return _health(gateway.readiness())
 
     @route(
+        "/ping",
+        summary="The same as /health, under the name that SageMaker asks for",
+        responses=openapi.errors_of(401)
+        | {
+            200: {"model": replies.HealthReply},
+            503: {"model": replies.NotReadyReply, "description": "Not ready; says what for."},
+        },
+    )
+    async def ping() -> Response:
+        return _health(gateway.readiness())
+
+    @route(
         "/live",
         summary="Liveness: does this process answer?",
         responses={200: {"model": replies.LiveReply}},
@@ -210,9 +224,32 @@ def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
     async def live() -> Response:
         return _json({"status": "alive"})
 
+
+def _add_operation_routes(app: FastAPI, gateway: Gateway) -> None:
+    route = partial(app.get, response_class=Response, tags=["operation"])
+
     @route("/version", summary="Version", responses={200: {"model": replies.VersionReply}})
     async def version() -> Response:
         return _json({"version": __version__})
+
+    @route(
+        "/load",
+        summary="Requests that are inside this gateway",
+        responses=openapi.errors_of(401) | {200: {"model": replies.LoadReply}},
+    )
+    async def load() -> Response:
+        return _json({"server_load": gateway.admission.num_in_flight})
+
+    @app.post(
+        "/reset_prefix_cache",
+        response_class=Response,
+        tags=["operation"],
+        summary="Have the engines that are idle forget their cached prefixes",
+        responses=openapi.errors_of(401, 503) | {200: {"model": replies.CacheResetReply}},
+    )
+    async def reset_prefix_cache() -> Response:
+        model = gateway.fleet.resolve_model(None).model
+        return _json(await gateway.exchange.client.reset_prefix_cache(model))
 
     @route(
         "/metrics",

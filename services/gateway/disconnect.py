@@ -32,14 +32,27 @@ async def until_gone(
         ClientGone: The connection was closed.
         BaseException: What ``work`` or ``cut_off`` raised.
     """
+    return await unless(work, _watch(receive), cut_off())
+
+
+async def unless(work: Awaitable[T], *watchers: Coroutine[Any, Any, None]) -> T:
+    """Do the work unless a watcher raises first.
+
+    Args:
+        work: Cancelled if anything else happens first.
+        watchers: Raise when the work has to end early; cancelled once it is done.
+
+    Raises:
+        BaseException: What ``work`` or a watcher raised.
+    """
     try:
         async with asyncio.TaskGroup() as group:
-            watchers = [group.create_task(_watch(receive)), group.create_task(cut_off())]
+            watching = [group.create_task(watcher) for watcher in watchers]
             result = await work
-            for watcher in watchers:
-                watcher.cancel()
+            for task in watching:
+                task.cancel()
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
+        raise first_of(errors) from None
     return result
 
 
@@ -49,8 +62,9 @@ async def _watch(receive: Receive) -> None:
     raise ClientGone
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
+def first_of(errors: BaseException) -> BaseException:
+    """The first error of a group, however deep; an error that is no group is its own first."""
+    error = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

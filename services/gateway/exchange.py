@@ -19,7 +19,7 @@ from services.common.errors import SluicewayError
 from services.common.telemetry import get_logger
 from services.gateway.admission import Admission
 from services.gateway.body import parse_object, read_body
-from services.gateway.disconnect import ClientGone, until_gone
+from services.gateway.disconnect import ClientGone, unless, until_gone
 from services.gateway.http_errors import error_event, error_response, unexpected
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.sse import EventStream
@@ -88,13 +88,12 @@ class Exchange(Response):
             await self._fail(unexpected(error), scope, receive, stream)
 
     async def _answer(self, scope: Scope, receive: Receive, stream: EventStream) -> None:
+        cut_off = self.context.admission.wait_cut_off
+        max_bytes = self.context.max_body_bytes
         headers = Headers(scope=scope)
-        raw = await read_body(receive, headers=headers, max_bytes=self.context.max_body_bytes)
-        await until_gone(
-            self.answer(parse_object(raw), scope, stream),
-            receive=receive,
-            cut_off=self.context.admission.wait_cut_off,
-        )
+        raw = await unless(read_body(receive, headers=headers, max_bytes=max_bytes), cut_off())
+        work = self.answer(parse_object(raw), scope, stream)
+        await until_gone(work, receive=receive, cut_off=cut_off)
 
     async def _fail(
         self, error: SluicewayError, scope: Scope, receive: Receive, stream: EventStream

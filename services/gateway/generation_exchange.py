@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from starlette.datastructures import Headers
 from starlette.types import Scope, Send
 
+from services.common.errors import InvalidRequest
+from services.gateway.disconnect import first_of
 from services.gateway.exchange import Exchange, ExchangeContext, JsonObject, send_json
 from services.gateway.generation import TextPrompt, Update
 from services.gateway.metrics import RequestRecord
@@ -42,7 +44,10 @@ class GenerationExchange(Exchange):
         """See ``Exchange``."""
         caller = Caller(scope.get("tenant", ""), trace_of(Headers(scope=scope)))
         plan = self._planner(body, caller)
-        with self.context.metrics.record(plan.requests, arrival=self._arrival) as record:
+        with (
+            self.context.metrics.record(plan.requests, arrival=self._arrival) as record,
+            _in_client_words(plan),
+        ):
             await self._generate(plan, record, stream)
 
     async def _generate(self, plan: Plan, record: RequestRecord, stream: EventStream) -> None:
@@ -113,6 +118,20 @@ class GenerationExchange(Exchange):
 
         await _pump(generations, keep)
         await send_json(plan.reply.whole(), send)
+
+
+@contextmanager
+def _in_client_words(plan: Plan) -> Iterator[None]:
+    """Errors of the other services name fields as this client's body does.
+
+    Those of a batch of prompts come as a group.
+    """
+    try:
+        yield
+    except* InvalidRequest as errors:
+        error = first_of(errors)
+        assert isinstance(error, InvalidRequest)
+        raise plan.in_client_words(error) from None
 
 
 async def _pump(generations: list[Generation], take: TakeUpdate) -> None:

@@ -28,6 +28,18 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+def path_parameter(name: str, description: str) -> dict[str, Any]:
+    """``openapi_extra`` of a route with one parameter in its path."""
+    parameter = {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string"},
+    }
+    return {"parameters": [parameter]}
+
+
 def replies_of(model: type[BaseModel], *, streams: bool = False) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route that generates text."""
     done: dict[str, Any] = {"model": model, "description": "The answer."}

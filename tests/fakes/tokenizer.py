@@ -81,10 +81,13 @@ class Vocabulary:
         return [self.id_of(piece.encode()) for piece in _PIECES.findall(text)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; unknown ones are written as their number."""
-        known = len(self.pieces)
-        raw = b"".join(self.pieces[i] if i < known else f"<{i}>".encode() for i in ids)
-        return raw.decode("utf-8", "replace")
+        """Text of ids."""
+        return b"".join(map(self.bytes_of, ids)).decode("utf-8", "replace")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Bytes of a token; an unknown one is written as its number."""
+        is_known = token_id < len(self.pieces)
+        return self.pieces[token_id] if is_known else f"<{token_id}>".encode()
 
 
 def ready_info(**changes: object) -> tokenizer_pb2.ServiceInfo:
@@ -249,6 +252,13 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         """Text of ids."""
         return tokenizer_pb2.DetokenizeReply(text=self.vocabulary.decode(request.ids))
 
+    async def ResetCache(
+        self, request: pb.ResetCacheRequest, context: object
+    ) -> pb.ResetCacheReply:
+        """Two engines; one of them is busy while a generation runs."""
+        num_busy = min(self.num_running, 1)
+        return pb.ResetCacheReply(engines_reset=2 - num_busy, engines_busy=num_busy)
+
     async def Render(
         self, request: tokenizer_pb2.RenderRequest, context: object
     ) -> tokenizer_pb2.RenderReply:
@@ -300,7 +310,7 @@ class Performance:
         columns = delta.prompt_logprobs
         columns.start = 1
         for token_id in self._prompt_ids[1:]:
-            piece = self._vocabulary.decode([token_id]).encode()
+            piece = self._vocabulary.bytes_of(token_id)
             columns.token_ids.append(token_id)
             columns.logprob.append(self._script.logprob)
             columns.rank.append(1)

@@ -21,6 +21,7 @@ from services.gateway.openai.plan import (
     check_common,
     draw_seed,
     generation_request,
+    spellings,
     stream_usage,
 )
 from services.gateway.openai.reply import (
@@ -72,7 +73,8 @@ def plan_chat(raw: dict[str, Any], caller: Caller, context: PlanContext, *, now:
         context=context,
     )
     head = ReplyHead(request.request_id, now, info.model)
-    return Plan((request,), ChatReply(head, _options(body, n=request.n)), bool(body.stream))
+    reply = ChatReply(head, _options(body, n=request.n))
+    return Plan((request,), reply, bool(body.stream), _spellings(body))
 
 
 def _sampling(body: ChatCompletionRequest, vocab_size: int) -> SamplingParams:
@@ -124,6 +126,11 @@ def _max_tokens(body: ChatCompletionRequest) -> int | None:
             param="max_completion_tokens",
         )
     return wanted
+
+
+def _spellings(body: ChatCompletionRequest) -> dict[str, str]:
+    is_new = body.max_completion_tokens is not None
+    return spellings(body, max_tokens="max_completion_tokens" if is_new else "max_tokens")
 
 
 def _num_top(body: ChatCompletionRequest) -> int | None:
@@ -270,7 +277,12 @@ class _ChatChoice:
         return orjson.dumps({"content": self._named(update), "refusal": None})
 
     def _named(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
-        return chat_entries(update.logprobs, self._names, num_top=self._num_top or 0)
+        return chat_entries(
+            update.logprobs,
+            self._names,
+            num_top=self._num_top or 0,
+            is_end=update.finish is not None,
+        )
 
     def absorb(self, update: ChoiceUpdate) -> None:
         """Keep an update for ``whole``."""

@@ -25,6 +25,7 @@ from services.gateway.openai.plan import (
     draw_seed,
     generation_request,
     num_choices,
+    spellings,
     stream_usage,
 )
 from services.gateway.openai.prompts import parse_prompts
@@ -89,7 +90,7 @@ def plan_completion(raw: dict[str, Any], caller: Caller, context: PlanContext, *
     )
     head = ReplyHead(request_id, now, info.model)
     reply = CompletionReply(head, num_prompts=len(prompts), n=n, options=options)
-    return Plan(requests, reply, bool(body.stream))
+    return Plan(requests, reply, bool(body.stream), spellings(body))
 
 
 def _check_num_choices(num_prompts: int, n: int, limit: int) -> None:
@@ -272,7 +273,9 @@ class _TextChoice:
         return Finish("length") if self._options.drops_output else finish
 
     def _rows(self, update: ChoiceUpdate) -> dict[str, Any] | None:
-        return None if self._options.num_top is None else self._logprobs.rows(update.logprobs)
+        if self._options.num_top is None:
+            return None
+        return self._logprobs.rows(update.logprobs, is_end=update.finish is not None)
 
     def _echo_columns(self) -> dict[str, Any] | None:
         """Log-probabilities of the prompt; they have all come before a choice's first update."""
@@ -280,7 +283,7 @@ class _TextChoice:
         if self._options.num_top is None:
             return None
         prompt = self._prompt
-        first = self._logprobs.first_of_prompt(prompt.ids[0], prompt.first_token_text)
+        first = self._logprobs.first_of_prompt(prompt.ids[0], prompt.first_token_bytes())
         return join_columns([first, self._logprobs.rows(prompt.logprobs)])
 
     def _prompt_ids(self) -> list[int]:

@@ -1,14 +1,15 @@
 """Log-probabilities in OpenAI's two shapes and vLLM's.
 
 A token may be part of a character. Its ``bytes`` are always its own; its text is what it completes:
-"" for the first bytes of a character, the whole character for the last. So the texts of the tokens
-of a choice, joined, are the text of the choice.
+"" for the first bytes of a character, the whole character for the last, U+FFFD for the last token
+of a choice that ends inside a character. So the texts of the tokens of a choice, joined, are the
+text of the choice.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from services.gateway.generation import TokenLogprob, TopToken
@@ -28,9 +29,11 @@ class TokenNames:
         self._as_ids = as_token_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def next(self, token_id: int, token_bytes: bytes) -> str:
-        """The name of the choice's next token."""
-        return f"token_id:{token_id}" if self._as_ids else self._decoder.decode(token_bytes)
+    def next(self, token_id: int, token_bytes: bytes, *, is_last: bool = False) -> str:
+        """The name of the choice's next token; ``is_last`` if none follows."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        return self._decoder.decode(token_bytes, is_last)
 
     def alone(self, token_id: int, token_bytes: bytes) -> str:
         """The name of a token that was not taken; part of a character is written as its bytes."""
@@ -43,18 +46,31 @@ class TokenNames:
 
 
 def chat_entries(
-    entries: Iterable[TokenLogprob], names: TokenNames, *, num_top: int
+    entries: Sequence[TokenLogprob], names: TokenNames, *, num_top: int, is_end: bool
 ) -> list[dict[str, Any]]:
-    """``logprobs.content`` of chat."""
+    """``logprobs.content`` of chat.
+
+    Args:
+        entries: Of the next tokens.
+        names: Of this choice.
+        num_top: Alternatives per token.
+        is_end: Whether the choice ends with them.
+    """
     return [
         {
-            "token": names.next(entry.token_id, entry.token_bytes),
+            "token": names.next(entry.token_id, entry.token_bytes, is_last=is_last),
             "logprob": finite(entry.logprob),
             "bytes": list(entry.token_bytes),
             "top_logprobs": [_chat_top(top, names) for top in entry.top[:num_top]],
         }
-        for entry in entries
+        for entry, is_last in _marked(entries, is_end)
     ]
+
+
+def _marked(entries: Sequence[TokenLogprob], is_end: bool) -> Iterator[tuple[TokenLogprob, bool]]:
+    """Each entry, and whether it is the last of its choice."""
+    last = len(entries) - 1 if is_end else -1
+    return ((entry, index == last) for index, entry in enumerate(entries))
 
 
 def _chat_top(top: TopToken, names: TokenNames) -> dict[str, Any]:
@@ -78,18 +94,23 @@ class CompletionLogprobs:
         self._num_top = num_top
         self._offset = 0
 
-    def rows(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The columns of the next tokens; offsets go on from the tokens before."""
+    def rows(self, entries: Sequence[TokenLogprob], *, is_end: bool = False) -> dict[str, Any]:
+        """The columns of the next tokens; offsets go on from the tokens before.
+
+        Args:
+            entries: Of these tokens.
+            is_end: Whether the choice ends with them.
+        """
         columns = _empty_columns()
-        for entry in entries:
-            name = self._names.next(entry.token_id, entry.token_bytes)
+        for entry, is_last in _marked(entries, is_end):
+            name = self._names.next(entry.token_id, entry.token_bytes, is_last=is_last)
             self._add(columns, name, finite(entry.logprob), self._top_of(entry))
         return columns
 
-    def first_of_prompt(self, token_id: int, text: str) -> dict[str, Any]:
+    def first_of_prompt(self, token_id: int, token_bytes: bytes) -> dict[str, Any]:
         """The columns of a prompt's first token, which nothing predicts."""
         columns = _empty_columns()
-        name = self._names.next(token_id, text.encode())
+        name = self._names.next(token_id, token_bytes)
         self._add(columns, name, None, None)
         return columns
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
@@ -58,11 +59,23 @@ class PlanContext:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked request: one generation per prompt, and the reply to make of them."""
+    """A checked request: one generation per prompt, and the reply to make of them.
+
+    Attributes:
+        spellings: Field as the other services call it → as this request's body calls it.
+    """
 
     requests: tuple[GenerationRequest, ...]
     reply: Reply
     is_stream: bool
+    spellings: Mapping[str, str] = field(default_factory=dict)
+
+    def in_client_words(self, error: InvalidRequest) -> InvalidRequest:
+        """An error from down the line that names the field as the client spelled it."""
+        spelling = self.spellings.get(error.param or "")
+        if spelling is None:
+            return error
+        return type(error)(f"{spelling}: {error.message}", param=spelling, code=error.code)
 
 
 def draw_seed() -> int:
@@ -130,6 +143,18 @@ def num_choices(body: GenerationBody, limits: Limits) -> int:
     if not 1 <= n <= limits.max_n:
         raise InvalidRequest(f"n must be in [1, {limits.max_n}], got {n}", param="n")
     return n
+
+
+def spellings(body: GenerationBody, *, max_tokens: str = "max_tokens") -> dict[str, str]:
+    """What a body calls the fields for which there are several names.
+
+    Args:
+        body: The request.
+        max_tokens: The field that the most tokens came in.
+    """
+    structured = body.structured_outputs is not None
+    found = {"constraint": "structured_outputs" if structured else "response_format"}
+    return found if max_tokens == "max_tokens" else found | {"max_tokens": max_tokens}
 
 
 def stream_usage(body: GenerationBody) -> StreamUsage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -163,10 +163,20 @@ class LiveReply(BaseModel):
     status: Literal["alive"]
 
 
+class LoadReply(BaseModel):
+    """Reply of GET /load."""
+
+    server_load: int = Field(description="Requests that are being served.")
+
+
+class CacheResetReply(BaseModel):
+    """Reply of POST /reset_prefix_cache."""
+
+    engines_reset: int
+    engines_busy: int = Field(description="Engines left alone, because requests hold blocks there.")
+
+
 class VersionReply(BaseModel):
     """Reply of GET /version."""
 
     version: str
-
-
-JsonSchema = dict[str, Any]

@@ -13,7 +13,13 @@ from typing import Any, Protocol
 
 import orjson
 
-from services.gateway.generation import ChoiceUpdate, Finish, PromptLogprobsPart, Update
+from services.gateway.generation import (
+    ChoiceUpdate,
+    Finish,
+    PromptLogprobsPart,
+    TokenLogprob,
+    Update,
+)
 from services.gateway.openai.usage import UsageTally
 from services.gateway.sse import DONE
 
@@ -159,8 +165,17 @@ class PromptFacts:
         if update.prompt_logprobs is not None:
             self._parts.append(update.prompt_logprobs)
 
+    def first_token_bytes(self) -> bytes:
+        """Bytes of the first token, also where it holds but a part of a character."""
+        raw = self.first_token_text.encode()
+        if "\ufffd" not in self.first_token_text:
+            return raw
+        rest = sum(len(entry.token_bytes) for entry in self.logprobs)
+        text = self.text.encode()
+        return text[: max(len(text) - rest, 0)] or raw
+
     @property
-    def logprobs(self) -> list[Any]:
+    def logprobs(self) -> list[TokenLogprob]:
         """Log-probabilities of its tokens but the first, as far as they have come."""
         # A part may begin with the prompt's first token, which nothing predicts.
         return [

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from services.common.pb import common_pb2 as pb
 from tests.fakes.tokenizer import Script
 from tests.unit.gateway.desk import Desk
 
@@ -68,6 +69,23 @@ def test_completions_tokens_join_to_the_text_with_true_offsets(desk: Desk) -> No
     assert columns["token_logprobs"][0] is None
     assert columns["top_logprobs"][0] is None
     assert all(value == -0.5 for value in columns["token_logprobs"][1:])
+
+
+def test_tokens_join_to_the_text_where_the_prompt_begins_with_part_of_a_character(
+    desk: Desk,
+) -> None:
+    ids = [desk.vocabulary.id_of(piece) for piece in (*PEPPER, b" hot")]
+    choice = desk.complete(ids, echo=True, logprobs=1)["choices"][0]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"] == "🌶 hotHello, world!"
+
+
+def test_tokens_join_to_the_text_where_the_choice_ends_inside_a_character(desk: Desk) -> None:
+    desk.script = Script(tokens=("Hi", PEPPER[0]), reason=pb.FINISH_REASON_LENGTH)
+    choice = desk.complete(logprobs=1)["choices"][0]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"] == "Hi\ufffd"
+    entries = desk.chat(logprobs=True)["choices"][0]["logprobs"]["content"]
+    assert entries[-1]["token"] == "\ufffd"
+    assert entries[-1]["bytes"] == list(PEPPER[0])
 
 
 def test_completions_alternatives_name_the_token_that_was_taken(desk: Desk) -> None:

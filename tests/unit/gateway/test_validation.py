@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.common.errors import InvalidRequest, ModelNotFound, Unavailable
+from services.common.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    Unavailable,
+)
 from services.gateway.fleet import Fleet
 from services.gateway.openai.chat import plan_chat
 from services.gateway.openai.completions import plan_completion
@@ -283,6 +288,26 @@ def test_two_constraints_are_one_too_many() -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
     assert caught.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "spelling"),
+    [
+        ({"response_format": {"type": "json_object"}}, "constraint", "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "constraint", "structured_outputs"),
+        ({"max_completion_tokens": 5, "max_tokens": 9}, "max_tokens", "max_completion_tokens"),
+        ({"max_tokens": 9}, "max_tokens", "max_tokens"),
+        ({}, "messages", "messages"),
+    ],
+)
+def test_errors_of_other_services_name_the_client_s_field(
+    fields: dict[str, Any], param: str, spelling: str
+) -> None:
+    error = chat(**fields).in_client_words(ContextLengthExceeded("it is no good", param=param))
+    assert isinstance(error, ContextLengthExceeded)
+    assert error.param == spelling
+    assert "it is no good" in error.message
+    assert (spelling in error.message) is (spelling != param)
 
 
 def test_continuing_and_opening_a_turn_exclude_each_other() -> None:

@@ -23,7 +23,7 @@ HASHED = "sha256:" + hashlib.sha256(b"sk-two").hexdigest()
     "given",
     [
         [],
-        ["Bearer "],
+        ["Bearer"],
         ["Basic x"],
         [KEY],
         [f"Bearer {KEY}x"],
@@ -152,6 +152,19 @@ async def test_a_stopping_gateway_finishes_what_is_inside_and_takes_nothing_new(
         response: httpx.Response = await inside
         await stopping
     assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_body_that_does_not_come_does_not_hold_up_the_stop(front: Front) -> None:
+    host, port = front.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    while (await front.http.get("/load")).json() != {"server_load": 1}:
+        await asyncio.sleep(0.01)
+    front.server.drain_timeout_s = 0.1
+    await front.server.stop()
+    assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_who_is_left_after_the_drain_time_gets_an_error(front: Front) -> None:

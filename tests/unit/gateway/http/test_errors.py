@@ -114,6 +114,21 @@ async def test_a_refusal_before_admission_is_a_plain_http_error(
         assert response.headers["retry-after"] == ("7" if status == 429 else "1")
 
 
+@pytest.mark.parametrize("how", ["refusal", "refused_finish", "failure"])
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]], ids=["one prompt", "a batch"])
+async def test_a_constraint_that_is_refused_down_the_line_is_named_as_the_client_named_it(
+    front: Front, how: str, prompt: object
+) -> None:
+    front.tokenizer.script = Script(
+        **{how: InvalidRequest("this regex is bad", param="constraint")}
+    )
+    response = await front.complete(prompt, structured_outputs={"regex": "["})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == "structured_outputs"
+    assert error["message"] == "structured_outputs: this regex is bad"
+
+
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 async def test_a_failed_choice_fails_the_whole_reply(front: Front, kind: str) -> None:
     front.tokenizer.script = Script(failure=RequestFailed("NaN logits"))

@@ -60,6 +60,43 @@ async def test_while_loading_health_is_503_with_phase_and_percent() -> None:
             assert (await front.chat()).status_code == 200
 
 
+async def test_ping_says_what_health_says() -> None:
+    async with FakeTokenizer().serving() as tokenizer:
+        await tokenizer.set_info(loading_info())
+        async with gateway(tokenizer, wait=False) as front:
+            assert (await front.http.get("/ping")).status_code == 503
+            await tokenizer.set_info(ready_info())
+            await front.until_health(200)
+            assert (await front.http.get("/ping")).json() == {"status": "ok"}
+
+
+async def test_load_counts_the_requests_inside(front: Front) -> None:
+    gate = asyncio.Event()
+    front.tokenizer.script = Script(gate=gate)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(front.chat())
+        await front.tokenizer.wait_for_requests(1)
+        assert (await front.http.get("/load")).json() == {"server_load": 1}
+        gate.set()
+    assert (await front.http.get("/load")).json() == {"server_load": 0}
+
+
+async def test_the_prefix_caches_can_be_reset_and_busy_engines_are_told(front: Front) -> None:
+    reset = (await front.http.post("/reset_prefix_cache")).json()
+    assert reset == {"engines_reset": 2, "engines_busy": 0}
+    gate = asyncio.Event()
+    front.tokenizer.script = Script(gate=gate)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(front.chat())
+        await front.tokenizer.wait_for_requests(1)
+        reset = (await front.http.post("/reset_prefix_cache")).json()
+        gate.set()
+    assert reset == {"engines_reset": 1, "engines_busy": 1}
+    await front.tokenizer.set_info(tokenizer_pb2.ServiceInfo(model=MODEL))
+    await front.until_health(503)
+    assert (await front.http.post("/reset_prefix_cache")).status_code == 503
+
+
 async def test_live_and_version_answer_without_any_tokenizer() -> None:
     async with FakeTokenizer().serving() as tokenizer:
         await tokenizer.die()

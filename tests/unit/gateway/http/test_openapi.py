@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.unit.gateway.http.conftest import Front
@@ -21,7 +22,9 @@ async def test_every_route_has_its_body_and_its_replies(front: Front) -> None:
         for method, route in methods.items():
             assert route["summary"], path
             assert "200" in route["responses"], path
-            if method == "post":
+            named = [parameter["name"] for parameter in route.get("parameters", [])]
+            assert named == re.findall(r"{(\w+)}", path)
+            if method == "post" and path != "/reset_prefix_cache":
                 reference = route["requestBody"]["content"]["application/json"]["schema"]["$ref"]
                 assert reference.rpartition("/")[2] in schemas
                 assert {"400", "429", "503"} <= route["responses"].keys()
