@@ -1,5 +1,6 @@
 """Servers and channels: token, errors, health, reflection, addresses."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,7 +10,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.common.errors import ConfigError, InvalidRequest, Overloaded, SluicewayError
+from services.common.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    SluicewayError,
+    Unavailable,
+)
 from services.common.pb import tokenizer_pb2, tokenizer_pb2_grpc
 from services.common.rpc import Endpoints, RpcServer, connect, translate
 from services.common.telemetry import bind_request, bound_field
@@ -76,6 +84,39 @@ async def test_an_error_in_a_stream_arrives_after_what_was_sent() -> None:
                 await call.read()
     assert first.has_prompt
     assert translate(caught.value).param == "top_p"
+
+
+class Hanging(tokenizer_pb2_grpc.TokenizerServicer):
+    """Answers nothing, and notes that it was cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+
+    async def Tokenize(self, request: Any, context: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+async def test_a_call_beyond_its_deadline_is_named_so_and_ends_on_both_sides() -> None:
+    servicer = Hanging()
+    async with serving(servicer) as (_, address), stub(address) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.Tokenize(tokenizer_pb2.TokenizeRequest(), timeout=0.2)
+        async with asyncio.timeout(30):
+            await servicer.cancelled.wait()
+    assert type(translate(caught.value)) is DeadlineExceeded
+
+
+async def test_a_peer_that_cannot_be_reached_is_unavailable() -> None:
+    async with serving(InvalidRequest("x")) as (_, address):
+        pass
+    async with stub(address) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.Tokenize(tokenizer_pb2.TokenizeRequest(), timeout=30)
+    assert type(translate(caught.value)) is Unavailable
 
 
 async def test_an_unexpected_exception_becomes_an_internal_error_with_a_debug_id() -> None:
