@@ -1,0 +1,99 @@
+"""What the README says there is, is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from services.cli import main
+from services.launcher.settings import SERVICES, config_class
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = ("serve", "chat", "pull", "config")
+
+
+def tracked_folders() -> set[PurePosixPath]:
+    """Every folder that holds a file of the repository."""
+    done = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return {folder for file in done.stdout.splitlines() for folder in PurePosixPath(file).parents}
+
+
+def folders_of_the_tree() -> list[PurePosixPath]:
+    """The folders in the README's tree; two spaces of indentation are one level."""
+    block = README.split("## The tree")[1].split("```")[1]
+    found: list[PurePosixPath] = []
+    parents: list[str] = []
+    for line in filter(None, block.splitlines()):
+        name = line.split()[0]
+        level = (len(line) - len(line.lstrip())) // 2
+        parents[level:] = [name.rstrip("/")]
+        found.append(PurePosixPath(*parents))
+    return found
+
+
+def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Every flag that a command's help lists."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", capsys.readouterr().out))
+
+
+def test_the_tree_names_every_folder_of_services_and_of_the_top_level() -> None:
+    folders = tracked_folders() - {PurePosixPath(".")}
+    expected = {f for f in folders if f.parts[0] == "services" or len(f.parts) == 1}
+    assert expected - set(folders_of_the_tree()) == set()
+
+
+def test_the_tree_names_nothing_that_is_not_there_and_nothing_twice() -> None:
+    named = folders_of_the_tree()
+    assert [folder for folder in named if folder not in tracked_folders()] == []
+    assert len(set(named)) == len(named)
+
+
+def test_every_folder_of_the_tree_has_a_comment() -> None:
+    block = README.split("## The tree")[1].split("```")[1]
+    bare = [line.strip() for line in block.splitlines() if line and len(line.split()) < 2]
+    assert bare == ["tests/"]  # what it holds is told below it
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", "\n".join(code())))
+    assert {"serve", "test"} <= named <= targets
+
+
+def test_every_command_and_flag_of_sluiceway_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = set().union(*(flags_of(command, capsys) for command in COMMANDS))
+    ours = [text for text in code() if "sluiceway" in text or "SERVE_FLAGS" in text]
+    named_commands = {word for text in ours for word in re.findall(r"sluiceway ([a-z]+)", text)}
+    named_flags = {word for text in ours for word in re.findall(r"(?<!\w)--[a-z][\w-]*", text)}
+    assert {"serve", "chat", "config"} <= named_commands <= set(COMMANDS)
+    assert {"--port", "--dtype"} <= named_flags <= flags
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_ports_of_the_table_are_the_defaults(service: str) -> None:
+    (row,) = [line for line in README.splitlines() if line.startswith(f"| {service} |")]
+    grpc_port, http_port = (text.strip() for text in row.split("|")[-2].split("/"))
+    fields = config_class(service).model_fields
+    ports = (fields["port"].default, fields["http_port"].default)
+    expected = ("–", str(ports[0])) if service == "gateway" else tuple(map(str, ports))  # noqa: RUF001
+    assert (grpc_port, http_port) == expected
+
+
+def code() -> list[str]:
+    """What is set as code: lines of blocks (the tree is none) and spans."""
+    blocks = README.replace(README.split("## The tree")[1].split("```")[1], "").split("```")[1::2]
+    prose = "".join(README.split("```")[0::2])
+    return [line for block in blocks for line in block.splitlines()] + re.findall(
+        r"`([^`]+)`", prose
+    )
