@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 
 from services.common.errors import ConfigError
@@ -29,11 +32,19 @@ def allocate(spec: KvCacheSpec, num_blocks: int, *, device: torch.device) -> lis
         raise ConfigError(
             f"{num_blocks} KV blocks: one is the null block, so at least 2 are needed"
         )
+    shape = spec.layer_shape(num_blocks)
     try:
-        return [
-            torch.zeros(spec.layer_shape(num_blocks), dtype=spec.dtype, device=device)
-            for _ in range(spec.num_layers)
-        ]
-    except RuntimeError as exc:  # torch's allocators raise nothing more exact
+        return [_zeros(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+    except (RuntimeError, OSError) as exc:  # torch's allocators raise nothing more exact
         size_bytes = num_blocks * spec.block_size_bytes
         raise ConfigError(f"cannot allocate {size_bytes} bytes of KV cache: {exc}") from exc
+
+
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # The kernel zeroes a page when it is first touched: blocks that nobody has used yet take no
+    # memory, and gigabytes of them no time at start. It refuses what the machine never has.
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

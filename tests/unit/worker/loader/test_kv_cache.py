@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -32,6 +35,23 @@ def test_one_tensor_per_layer_filled_with_zeros() -> None:
     caches = allocate(SPEC, 4, device=CPU)
     assert [tuple(cache.shape) for cache in caches] == [(2, 4, 16, 2, 8)] * 3
     assert all(cache.dtype == torch.bfloat16 and not cache.any() for cache in caches)
+
+
+def test_blocks_take_no_memory_before_they_are_used() -> None:
+    before = resident_bytes()
+    caches = allocate(SPEC, 20_000, device=CPU)
+    size_bytes = sum(cache.nbytes for cache in caches)
+    assert size_bytes > 50 << 20
+    assert resident_bytes() - before < size_bytes / 4
+    caches[0][:] = 1.0
+    assert resident_bytes() - before > 0.8 * caches[0].nbytes
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    match = re.search(r"^VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 def test_a_pool_of_only_the_null_block_is_refused() -> None:
