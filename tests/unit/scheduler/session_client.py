@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -64,7 +65,8 @@ class SessionClient:
         self.changed = asyncio.Event()
         self._address = address
         self._token = cluster_token
-        self._hello = pb.SessionHello(protocol=protocol, session_id="test", text_fp=text_fp)
+        self._name = secrets.token_hex(4)  # of two clients no request may pass for the other's
+        self._hello = pb.SessionHello(protocol=protocol, session_id=self._name, text_fp=text_fp)
         self._outbox: asyncio.Queue[pb.ClientFrame] = asyncio.Queue()
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -126,7 +128,7 @@ class SessionClient:
         self._num_requests += 1
         add = pb.Add(
             key=common_pb2.RequestKey(
-                request_id=request_id or f"request-{self._num_requests}", attempt=attempt
+                request_id=request_id or f"{self._name}-{self._num_requests}", attempt=attempt
             ),
             prompt_ids=prompt_ids,
             sampling=sampling_to_message(sampling or SamplingParams(temperature=0.0, max_tokens=4)),
