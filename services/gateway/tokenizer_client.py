@@ -152,10 +152,13 @@ class TokenizerClient:
 
     async def _follow_once(self, address: str, stub: tokenizer_pb2_grpc.TokenizerAsyncStub) -> None:
         call = stub.Info(tokenizer_pb2.InfoRequest(), wait_for_ready=True)
+        was_heard = False
         try:
             async for message in call:
                 self._fleet.heard(address, info_from_message(message))
-            log.warning("tokenizer_info_ended", address=address)
+                was_heard = True
+            if was_heard:  # one that drains ends every further stream at once: told only once
+                log.warning("tokenizer_info_ended", address=address)
         except grpc.aio.AioRpcError as error:
             log.warning("tokenizer_lost", address=address, error=translate(error).message)
         finally:
