@@ -23,6 +23,7 @@ _ATTENTION = "services.worker.attention"
 
 _MEANINGLESS_KEYS = frozenset(
     (
+        "_model_name_or_path",
         "_name_or_path",
         "attention_dropout",
         "attn_implementation",
@@ -35,6 +36,7 @@ _MEANINGLESS_KEYS = frozenset(
         "rope_interleaved",
         "sliding_window",
         "transformers_version",
+        "unk_token_id",
         "use_cache",
         "use_sliding_window",
     )
