@@ -94,14 +94,21 @@ def test_logits_equal_transformers_whole_chunked_and_decoded(model_dir: Path) ->
         for row, wanted in zip(actual, expected, strict=True):
             # Sums are taken in another order: 1e-3 on logits that spread over tens.
             torch.testing.assert_close(row, wanted, atol=1e-3, rtol=1e-4)
-            assert torch.equal(row.argmax(-1), wanted.argmax(-1))
+            decided = is_decided(wanted)
+            assert torch.equal(row.argmax(-1)[decided], wanted.argmax(-1)[decided])
 
 
 def test_logits_spread_so_that_ties_do_not_decide(model_dir: Path) -> None:
-    for logits in reference_logits(model_dir):
-        best, second = logits.topk(2).values.unbind(-1)
-        assert (best - second).min() > 5e-3
-        assert logits.std() > 2
+    logits = torch.cat(reference_logits(model_dir))
+    assert logits.std() > 2
+    # Of so many positions a few are close by chance.
+    assert is_decided(logits).float().mean() > 0.95
+
+
+def is_decided(logits: torch.Tensor) -> torch.Tensor:
+    """Positions whose best token is ahead by more than the tolerance of two logits."""
+    best, second = logits.topk(2).values.unbind(-1)
+    return best - second > 5e-3
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
