@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.common.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
+from services.common.grammar import check as check_constraint
 from services.common.sampling import MAX_BAD_WORDS, Constraint, SamplingParams
 from services.tokenizer.encode import Encoder
 from services.tokenizer.prompt import Prompt
@@ -90,6 +91,8 @@ def require_valid(request: GenerateRequest, *, vocab_size: int, max_choices: int
             f"truncate_prompt_tokens must be -1 or at least 1, got {keep}",
             param="truncate_prompt_tokens",
         )
+    if request.constraint is not None:
+        check_constraint(request.constraint)
     if request.deadline_s is not None and request.deadline_s <= 0:
         raise DeadlineExceeded("the request's deadline had passed when it arrived")
     if request.resume is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.common.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
-from services.common.sampling import SamplingParams
+from services.common.sampling import Constraint, ConstraintKind, SamplingParams
 from services.tokenizer.encode import Encoder
 from services.tokenizer.prompt import TextPrompt
 from services.tokenizer.request import (
@@ -39,6 +39,7 @@ GOOD = GenerateRequest("r", 0, "tiny", TextPrompt("hi"), SamplingParams())
         ({"sampling": SamplingParams(stop_token_ids=(100,))}, "stop_token_ids"),
         ({"sampling": SamplingParams(logit_bias={100: 1.0})}, "logit_bias"),
         ({"sampling": SamplingParams(allowed_token_ids=(100,))}, "allowed_token_ids"),
+        ({"constraint": Constraint(ConstraintKind.REGEX, "(")}, "constraint"),
         ({"resume": Resume([1], [ResumedChoice(1, [], 0)])}, "resume"),
         ({"resume": Resume([1], [ResumedChoice(0, [], 0)] * 2)}, "resume"),
     ],
