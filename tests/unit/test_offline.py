@@ -11,6 +11,9 @@ from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
 from services.offline import LLM, LLMOptions
 from services.scheduler.core.output import FinishReason
+from services.worker.runner.model_runner import ModelRunner
+from services.worker.runner.step_input import Step
+from services.worker.runner.step_output import StepOutput
 from tests.tiny_models import make_tiny_model
 
 RANDOM = SamplingParams(temperature=2.0, seed=5, max_tokens=8, ignore_eos=True)
@@ -72,6 +75,27 @@ def test_nothing_runs_if_one_prompt_cannot(llm: LLM, bad: list[int]) -> None:
     assert (llm.load.waiting, llm.load.running) == (0, 0)
     llm.generate([PROMPT], GREEDY)
     assert llm.load.generated_tokens == before.generated_tokens + 8
+
+
+def test_a_request_that_breaks_its_steps_ends_alone_and_the_others_go_on(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[first, *PROMPT] for first in range(60, 66)]
+    expected = [output.choices[0].token_ids for output in llm.generate(prompts, GREEDY)]
+    execute = ModelRunner.execute
+
+    def fragile(runner: ModelRunner, step: Step) -> StepOutput:
+        if any(63 in new.token_ids for new in step.new_rows):
+            raise ValueError("63")
+        return execute(runner, step)
+
+    monkeypatch.setattr(ModelRunner, "execute", fragile)
+    outputs = llm.generate(prompts, GREEDY)
+    (broken,) = outputs.pop(3).choices
+    del expected[3]
+    assert broken.finished.reason is FinishReason.ERROR
+    assert "ValueError: 63" in str(broken.finished.error)
+    assert [output.choices[0].token_ids for output in outputs] == expected
 
 
 def test_progress_is_drawn_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
