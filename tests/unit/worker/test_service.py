@@ -247,6 +247,26 @@ async def test_a_refused_worker_tries_the_next_scheduler(served_dir: Path) -> No
         assert all(getter.done() for getter in getters)
 
 
+async def test_a_worker_that_one_scheduler_drains_goes_to_another(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (one, one_address),
+        fake_scheduler() as (other, other_address),
+        running_worker(config_for(served_dir, one_address, other_address)),
+    ):
+        getters = [asyncio.ensure_future(fake.attachments.get()) for fake in (one, other)]
+        done, waiting = await asyncio.wait(getters, return_when=asyncio.FIRST_COMPLETED)
+        first = done.pop().result()
+        first.welcome()
+        await first.expect("ready")
+        first.send(worker_pb2.EngineFrame(drain=worker_pb2.DrainWorker()))
+        await first.expect("drained")
+        first.end()
+        second = await waiting.pop()
+        second.welcome()
+        await second.expect("ready")
+        assert second.hello.engine_id > first.hello.engine_id
+
+
 async def test_a_frame_that_is_no_step_ends_the_attachment(served_dir: Path) -> None:
     async with (
         fake_scheduler() as (scheduler, address),
