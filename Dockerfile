@@ -1,14 +1,14 @@
 # One image per service: `docker build --target gateway .` and so on. A target holds its extra only,
 # so the gateway's image has no torch.
 #
-# PIP_FIND_LINKS: a folder or URL of wheels; `wheels/` (git-ignored, may be empty) is offered as /wheels.
-# A CPU build of torch put there keeps pip from fetching the CUDA build.
+# Besides the package index pip looks into `wheels/` (git-ignored, may be missing) and, if given, into
+# PIP_FIND_LINKS: a CPU build of torch put there keeps pip from fetching the CUDA build.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS base
-ARG PIP_FIND_LINKS=/wheels
+ARG PIP_FIND_LINKS
 ARG PIP_CERT
-ENV PIP_FIND_LINKS=${PIP_FIND_LINKS} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
+ENV PIP_FIND_LINKS="/wheels ${PIP_FIND_LINKS}" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
     PIP_CERT=${PIP_CERT} PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0 VIRTUAL_ENV=/opt/sluiceway PATH=/opt/sluiceway/bin:$PATH
 RUN python3 -m venv /opt/sluiceway
 WORKDIR /app

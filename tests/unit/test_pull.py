@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -428,5 +429,7 @@ class TestSmollm2:
         try:
             for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja"):
                 assert (fresh / name).read_bytes() == (smollm2_dir / name).read_bytes()
+            # Containers read the files as users of their own.
+            assert {stat.S_IMODE(file.stat().st_mode) for file in fresh.iterdir()} == {0o644}
         finally:
             shutil.rmtree(fresh)
