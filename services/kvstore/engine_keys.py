@@ -98,7 +98,6 @@ class EngineKeys:
             InvalidRequest: Packed keys of a wrong length, or too many tiers and groups; nothing has
                 changed.
         """
-        self._check_place((events.tier, events.group))
         if events.snapshot is not None:
             return self._stage(events, events.snapshot)
         if events.seq > self.seq + 1:
@@ -141,8 +140,7 @@ class EngineKeys:
         length = 0
         for tier, groups in self._by_tier().items():
             usable.append(groups)
-            while length < len(keys) and _is_held(keys[length], usable):
-                length += 1
+            length = _unbroken(keys, length, usable)
             if length:
                 reach[tier] = length
         return reach
@@ -158,6 +156,7 @@ class EngineKeys:
         return tiers
 
     def _change(self, events: KvEvents) -> None:
+        self._check_place((events.tier, events.group), among=self._keys)
         stored = unpack_keys(events.stored, field="stored")
         removed = unpack_keys(events.removed, field="removed")
         if events.is_cleared:
@@ -180,6 +179,7 @@ class EngineKeys:
         if staging is None or (staging.base_seq, staging.num_chunks) != (part.base_seq, part.chunk):
             self._discard_staging()
             return self._need_snapshot()
+        self._check_place((events.tier, events.group), among=staging.keys)
         keys = unpack_keys(events.stored, field="stored")
         staging.keys.setdefault((events.tier, events.group), set()).update(keys)
         staging.num_chunks += 1
@@ -200,8 +200,8 @@ class EngineKeys:
             self._discarded.extend(self._staging.keys.values())
             self._staging = None
 
-    def _check_place(self, place: Place) -> None:
-        if place not in self._keys and len(self._keys) >= MAX_PLACES:
+    def _check_place(self, place: Place, *, among: dict[Place, set[bytes]]) -> None:
+        if place not in among and len(among) >= MAX_PLACES:
             raise InvalidRequest(
                 f"engine {self.record.engine_id} has more than {MAX_PLACES} tiers and groups",
                 param="tier",
@@ -212,6 +212,15 @@ class EngineKeys:
 
     def _need_snapshot(self) -> Ack:
         return Ack(self.record.engine_id, AckStatus.NEED_SNAPSHOT, seq=self.seq)
+
+
+def _unbroken(keys: Sequence[bytes], start: int, tiers: list[list[set[bytes]]]) -> int:
+    """How long the unbroken beginning of a chain is that reaches to ``start`` at least."""
+    rest = range(start, len(keys))
+    if len(tiers) == 1 and len(tiers[0]) == 1:  # nearly always, and ten times as fast
+        held = tiers[0][0]
+        return next((i for i in rest if keys[i] not in held), len(keys))
+    return next((i for i in rest if not _is_held(keys[i], tiers)), len(keys))
 
 
 def _is_held(key: bytes, tiers: list[list[set[bytes]]]) -> bool:

@@ -99,8 +99,7 @@ class EngineMatch:
     Attributes:
         record: The engine.
         num_blocks: Per tier, device first: how many blocks of the chain's unbroken beginning that
-        tier
-            and those before it hold.
+            tier and those before it hold.
     """
 
     record: EngineRecord

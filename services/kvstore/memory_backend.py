@@ -38,11 +38,11 @@ class MemoryBackend:
 
     async def publish(self, events: KvEvents, *, record: EngineRecord, stream: int) -> Ack:
         """See ``IndexBackend``."""
+        # Held first: an event that is refused may have put the engine on the list.
+        self._leases.hold(events.engine_id, stream=stream)
         ack = self.index.apply(events, record=record)
         if events.is_gone or ack.status is AckStatus.FENCED:
             self._leases.forget(events.engine_id)
-        else:
-            self._leases.hold(events.engine_id, stream=stream)
         return ack
 
     def end_stream(self, stream: int) -> None:

@@ -114,7 +114,7 @@ class RedisBackend:
         if events.is_gone:
             return await self._remove(events)
         self._leases.hold(events.engine_id, stream=stream)
-        async with self._locks.setdefault(events.engine_id, asyncio.Lock()):
+        async with self._lock(events.engine_id):
             try:
                 writer = await self._writer(record, stream=stream)
                 return await self._write(writer, events)
@@ -201,8 +201,8 @@ class RedisBackend:
     async def _write_snapshot(
         self, writer: _Writer, base_seq: int, chunks: Sequence[KvEvents]
     ) -> None:
-        if writer.is_whole and base_seq < writer.last_seq:
-            return  # sent before events that have been written meanwhile
+        if writer.is_whole and base_seq <= writer.last_seq:
+            return  # sent again, or before events that have been written meanwhile
         engine_id = writer.record.engine_id
         await self._store.write_snapshot(engine_id, base_seq, chunks, is_news=True)
         writer.last_seq, writer.is_whole, writer.cost = base_seq, True, 0
@@ -224,13 +224,14 @@ class RedisBackend:
         writer.cost = 0
 
     async def _remove(self, events: KvEvents) -> Ack:
-        self._let_go(events.engine_id)
-        self._forget(events.engine_id)
-        try:
-            await self._store.remove(events.engine_id)
-        except Unavailable:
-            self._set_degraded(True)
-            raise
+        async with self._lock(events.engine_id):
+            self._let_go(events.engine_id)
+            self._forget(events.engine_id)
+            try:
+                await self._store.remove(events.engine_id)
+            except Unavailable:
+                self._set_degraded(True)
+                raise
         return Ack(events.engine_id, AckStatus.OK, seq=events.seq)
 
     def _answer(self, writer: _Writer, status: AckStatus) -> Ack:
@@ -265,10 +266,10 @@ class RedisBackend:
 
     async def _follow(self, engine_id: int, entries: Sequence[LogEntry]) -> None:
         """Apply what another copy (or this one) has appended."""
-        record = self._records.get(engine_id)
-        if record is None:
-            return  # forgotten while its log was read
         for entry in entries:
+            record = self._records.get(engine_id)
+            if record is None:
+                return  # forgotten while its log was read
             self._positions[engine_id] = entry.position
             if entry.events is None or self._apply(record, entry.events) is not AckStatus.OK:
                 self._take_in(record, await self._store.load(engine_id))
@@ -288,7 +289,11 @@ class RedisBackend:
                 self._apply(record, entry.events)
 
     def _apply(self, record: EngineRecord, events: KvEvents) -> AckStatus:
-        return self.index.apply(events, record=record).status
+        try:
+            return self.index.apply(events, record=record).status
+        except InvalidRequest as error:  # too many tiers: no reason for every copy to die
+            log.warning("event_refused", engine_id=events.engine_id, error=error.message)
+            return AckStatus.OK
 
     # Housekeeping
 
@@ -308,9 +313,8 @@ class RedisBackend:
             Unavailable: Redis cannot be reached; nothing has been forgotten.
         """
         self._leases.take_expired(now=self._clock())
-        for writer in list(self._writers.values()):
-            if not await self._store.announce(writer.record) and writer.last_seq > 0:
-                writer.is_whole = False  # Redis has lost the log; the publisher gives a snapshot
+        for engine_id in list(self._writers):
+            await self._renew(engine_id)
         live = await self._store.live_engines()
         self._set_degraded(False)
         for engine_id, record in live.items():
@@ -320,6 +324,14 @@ class RedisBackend:
                 log.info("engine_lease_ended", engine_id=engine_id)
                 self._forget(engine_id)
 
+    async def _renew(self, engine_id: int) -> None:
+        async with self._lock(engine_id):  # else an engine that goes meanwhile would be announced
+            writer = self._writers.get(engine_id)
+            if writer is None:
+                return
+            if not await self._store.announce(writer.record) and writer.last_seq > 0:
+                writer.is_whole = False  # Redis has lost the log; the publisher gives a snapshot
+
     async def _meet(self, engine_id: int, record: EngineRecord) -> None:
         """Begin to follow an engine, or take note of its new record."""
         greeting = KvEvents(engine_id)
@@ -328,6 +340,10 @@ class RedisBackend:
         elif self._records.get(engine_id) != record:
             self._take_in(record, await self._store.load(engine_id))
             self._apply(record, greeting)
+
+    def _lock(self, engine_id: int) -> asyncio.Lock:
+        """Held by whoever writes an engine's keys in Redis."""
+        return self._locks.setdefault(engine_id, asyncio.Lock())
 
     def _forget(self, engine_id: int) -> None:
         self._records.pop(engine_id, None)

@@ -17,7 +17,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError, WatchError
 
 from services.common.errors import Unavailable
 from services.common.pb import kvstore_pb2 as pb
@@ -109,6 +109,7 @@ class RedisStore:
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
+            legacy_responses=False,  # one shape of answers, whatever protocol the URL asks for
         )
 
     async def close(self) -> None:
@@ -155,13 +156,11 @@ class RedisStore:
             LogBroken: Somebody else has written it, or the log is lost.
         """
         raw = events_to_message(events).SerializeToString()
-        async with _translated():
-            position = await self._redis.xadd(
-                _key(events.engine_id, "log"),
-                {_EVENTS_FIELD: raw},
-                id=f"{events.seq}-0",
-                nomkstream=events.seq > 1,
-            )
+        log = _key(events.engine_id, "log")
+        async with _translated(), self._redis.pipeline(transaction=False) as pipe:
+            pipe.xadd(log, {_EVENTS_FIELD: raw}, id=f"{events.seq}-0", nomkstream=events.seq > 1)
+            pipe.expire(log, self._keep_s)
+            position, _ = await pipe.execute()
         if position is None:
             raise LogBroken
 
@@ -175,13 +174,19 @@ class RedisStore:
             base_seq: What the chunks contain.
             chunks: Everything that the engine holds.
             is_news: Whether the other copies must read it, because the log alone does not lead
-            there.
+                there.
 
         Raises:
-            LogBroken: ``is_news`` and the log is at or beyond ``base_seq`` already.
+            LogBroken: Somebody else writes the log, or ``is_news`` and it is at or beyond
+                ``base_seq`` already; nothing has been replaced.
         """
         log = _key(engine_id, "log")
         async with _translated(), self._redis.pipeline(transaction=True) as pipe:
+            await pipe.watch(log)
+            last = await pipe.xrevrange(log, count=1)
+            if is_news and last and _order(last[0][0]) >= (base_seq, 1):
+                raise LogBroken
+            pipe.multi()
             pipe.set(_key(engine_id, "snap"), _pack(base_seq, chunks), ex=self._keep_s)
             if is_news:
                 pipe.xadd(log, {_MARK_FIELD: b"1"}, id=f"{base_seq}-1")
@@ -221,6 +226,8 @@ async def _translated() -> AsyncIterator[None]:
     """Redis's own errors become ours, here and nowhere else."""
     try:
         yield
+    except WatchError as error:
+        raise LogBroken from error
     except ResponseError as error:
         if "equal or smaller" in str(error):
             raise LogBroken from error
@@ -231,6 +238,11 @@ async def _translated() -> AsyncIterator[None]:
 
 def _key(engine_id: int, part: str) -> str:
     return f"{_PREFIX}:{{{engine_id}}}:{part}"
+
+
+def _order(position: bytes) -> tuple[int, int]:
+    seq, _, number = position.partition(b"-")
+    return int(seq), int(number)
 
 
 def _entry(item: tuple[bytes, Mapping[bytes, bytes]]) -> LogEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 from services.common.lifecycle import Lifecycle
 from services.common.pb import kvstore_pb2_grpc
@@ -47,7 +48,9 @@ async def serve(config: KvStoreConfig, life: Lifecycle) -> None:
             http_port = start_metrics_server(config.host, config.http_port)
             await server.set_ready(True)
             await server.set_progress(True)
-            log.info("listening", address=address, http_port=http_port, index=config.kv_index_url)
+            # The scheme alone: the rest of the URL may hold a password.
+            index = urlsplit(config.kv_index_url).scheme
+            log.info("listening", address=address, http_port=http_port, index=index)
             await life.stopping.wait()
             for task in background:
                 task.cancel()

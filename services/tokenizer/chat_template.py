@@ -26,13 +26,10 @@ from services.common.fingerprint import TEMPLATE_FILE, read_json
 
 JsonObject = dict[str, Any]
 
-_NAMED_SPECIAL_TOKENS = (
-    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
-)  # fmt: skip
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _RENDER_ERRORS = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
-    RecursionError,
+    RuntimeError,
 )  # fmt: skip
 """What a template may raise on a chat that it was not written for."""
 

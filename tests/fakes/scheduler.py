@@ -219,6 +219,8 @@ class _FakeSession:
                 self._finished.append(end)
 
     async def frames(self) -> AsyncIterator[scheduler_pb2.ServerFrame]:
+        while self.fake.is_silent:
+            await self._pause()
         welcome = scheduler_pb2.SessionWelcome(protocol=PROTOCOL, engines=self.fake.engines)
         yield scheduler_pb2.ServerFrame(welcome=welcome)
         while True:

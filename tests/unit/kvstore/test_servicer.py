@@ -29,8 +29,6 @@ from services.kvstore.service import report
 from services.kvstore.servicer import KvStoreServicer
 from tests.unit.kvstore.keys import chunk, pack, record, stored
 
-DEADLINE_S = 60
-
 
 class Clock:
     """Time that passes when the test says so."""
@@ -73,8 +71,7 @@ async def served() -> AsyncIterator[Served]:
     server.add(pb_grpc.add_KvStoreServicer_to_server, servicer, "sluiceway.v1.KvStore")
     channel = connect(await server.start(), cluster_token=None)
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            yield Served(backend, clock, pb_grpc.KvStoreStub(channel))
+        yield Served(backend, clock, pb_grpc.KvStoreStub(channel))
     finally:
         await channel.close()
         await server.stop(grace_s=0)
@@ -158,6 +155,19 @@ async def test_a_cancelled_publisher_starts_the_lease_too(served: Served) -> Non
     call = served.stub.Publish()
     await _say(call, _message(stored(1, 1, [1]), introduced=record(1)))
     call.cancel()
+    await served.backend.stream_ended.wait()
+    served.clock.now += 5
+    served.backend.expire()
+    assert served.backend.index.engines() == []
+
+
+async def test_an_engine_whose_first_event_is_refused_is_not_listed_for_ever(
+    served: Served,
+) -> None:
+    call = served.stub.Publish()
+    await call.write(_message(KvEvents(1, 1, stored=b"short"), introduced=record(1)))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call.read()
     await served.backend.stream_ended.wait()
     served.clock.now += 5
     served.backend.expire()

@@ -107,10 +107,11 @@ def test_every_script_comes_out_whole_and_equal_to_the_whole_decode(
         assert not any(REPLACEMENT in piece for piece in found)
 
 
-@given(ids=st.lists(st.integers(0, 355), max_size=40), skip=st.booleans())
+@given(ids=st.lists(st.integers(0, 10_000), max_size=40), skip=st.booleans())
 def test_any_bytes_give_the_same_text_token_by_token_as_at_once(
     byte_level: Tokenizer, ids: list[int], skip: bool
 ) -> None:
+    ids = [token_id % len(table_of(byte_level).shown) for token_id in ids]
     whole = byte_level.decode(ids, skip_special_tokens=skip)
     assert "".join(pieces(byte_level, ids, skip=skip)) == whole
 
@@ -130,8 +131,8 @@ def test_sentence_piece_output_keeps_its_first_space(
 ) -> None:
     ids = words + [2 + byte for byte in text.encode()]
     # The decoder strips one space at the start of a text, but output never is at the start.
-    whole = sentence_piece.decode([262, *ids])
-    assert "h" + "".join(pieces(sentence_piece, ids)) == whole.lstrip(" ") or not ids
+    whole = sentence_piece.decode([sentence_piece.token_to_id("h"), *ids])
+    assert "h" + "".join(pieces(sentence_piece, ids)) == whole
     assert "".join(pieces(sentence_piece, [258])) == " hello"
 
 

@@ -349,7 +349,9 @@ async def test_a_stopping_service_takes_nothing_new_and_finishes_what_it_has(
         await call.read()
         rig.life.stopping.set()
         assert isinstance(await refusal(rig, text="x"), Unavailable)
-        deltas = [delta async for delta in call]
+        deltas = []
+        while (delta := await call.read()) is not grpc.aio.EOF:
+            deltas.append(delta)
     assert finish_of(deltas).usage.output_tokens == 30
 
 
