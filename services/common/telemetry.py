@@ -35,7 +35,10 @@ def configure_logging(
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+        # Plain: where rich is installed, the default prints every local variable, prompts included.
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     )
     formatting: list[Any] = [structlog.processors.format_exc_info] if log_format == "json" else []
     severity = getattr(logging, level.upper())

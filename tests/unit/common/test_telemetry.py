@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import structlog
@@ -41,3 +42,18 @@ def test_lines_of_the_standard_library_look_the_same(capsys: pytest.CaptureFixtu
     logging.getLogger("some.library").warning("%d things", 2)
     line = json.loads(capsys.readouterr().out)
     assert (line["event"], line["level"], line["service"]) == ("2 things", "warning", "tester")
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_traceback_shows_no_values(
+    log_format: Literal["console", "json"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("tester", log_format=log_format)
+    prompt = "".join(["a ", "secret"])
+    try:
+        raise ValueError(f"a prompt of {len(prompt)} characters")
+    except ValueError:
+        get_logger("a.module").exception("it_failed")
+    out = capsys.readouterr().out
+    assert "a prompt of 8 characters" in out
+    assert prompt not in out
