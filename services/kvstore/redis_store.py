@@ -109,7 +109,10 @@ class RedisStore:
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
-            legacy_responses=False,  # one shape of answers, whatever protocol the URL asks for
+            # With protocol 3 redis-py expects notices of maintenance, and its pool then hands out
+            # connections that Redis has closed.
+            protocol=2,
+            legacy_responses=False,  # XREAD answers with a dict, whatever the URL says
         )
 
     async def close(self) -> None:
