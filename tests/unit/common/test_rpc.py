@@ -63,7 +63,7 @@ async def stub(address: str, *, token: str | None = None) -> AsyncIterator[Any]:
 async def failure_of(address: str, *, token: str | None = None) -> SluicewayError:
     async with stub(address, token=token) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await client.Tokenize(tokenizer_pb2.TokenizeRequest(), timeout=5)
+            await client.Tokenize(tokenizer_pb2.TokenizeRequest(), timeout=30)
     return translate(caught.value)
 
 
@@ -78,7 +78,7 @@ async def test_an_error_arrives_as_the_class_that_was_raised() -> None:
 async def test_an_error_in_a_stream_arrives_after_what_was_sent() -> None:
     async with serving(InvalidRequest("bad", param="top_p")) as (_, address):
         async with stub(address) as client:
-            call = client.Generate(tokenizer_pb2.GenerateRequest(), timeout=5)
+            call = client.Generate(tokenizer_pb2.GenerateRequest(), timeout=30)
             first = await call.read()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
@@ -149,10 +149,10 @@ class Logging(tokenizer_pb2_grpc.TokenizerServicer):
 async def test_the_request_id_of_the_caller_is_on_the_log_lines_of_the_callee() -> None:
     async with serving(Logging()) as (_, address), stub(address) as client:
         with bind_request(request_id="r-1"):
-            reply = await client.Detokenize(tokenizer_pb2.DetokenizeRequest(), timeout=5)
-            call = client.Generate(tokenizer_pb2.GenerateRequest(), timeout=5)
+            reply = await client.Detokenize(tokenizer_pb2.DetokenizeRequest(), timeout=30)
+            call = client.Generate(tokenizer_pb2.GenerateRequest(), timeout=30)
         deltas = [delta.choices[0].text async for delta in call]
-        other = await client.Detokenize(tokenizer_pb2.DetokenizeRequest(), timeout=5)
+        other = await client.Detokenize(tokenizer_pb2.DetokenizeRequest(), timeout=30)
     assert reply.text == "r-1"
     assert deltas == ["r-1", "r-1"]
     assert other.text == ""
@@ -164,7 +164,7 @@ async def test_health_needs_no_token_and_follows_what_is_set() -> None:
             health = health_pb2_grpc.HealthStub(channel)
 
             async def ask(name: str) -> int:
-                reply = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+                reply = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=30)
                 return int(reply.status)
 
             serving_status = health_pb2.HealthCheckResponse.SERVING
@@ -180,7 +180,7 @@ async def test_reflection_names_the_service() -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             reflect = reflection_pb2_grpc.ServerReflectionStub(channel)
             request = reflection_pb2.ServerReflectionRequest(list_services="")
-            async for reply in reflect.ServerReflectionInfo(iter([request]), timeout=5):
+            async for reply in reflect.ServerReflectionInfo(iter([request]), timeout=30):
                 names = {service.name for service in reply.list_services_response.service}
                 break
     assert {"sluiceway.v1.Tokenizer", "grpc.health.v1.Health"} <= names
