@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -30,10 +31,10 @@ class Copies:
         # Untyped: redis-py's stubs mix the answers of its synchronous and asynchronous clients.
         self.redis: Any = Redis.from_url(server.url)
 
-    def open(self) -> RedisBackend:
+    def open(self, *, lease_s: float = 600) -> RedisBackend:
         """Another copy."""
         # The lease is long: where one is to end, the test ends it, however slow the machine.
-        config = KvStoreConfig(kv_index_url=self.server.url, lease_s=600)
+        config = KvStoreConfig(kv_index_url=self.server.url, lease_s=lease_s)
         backend = open_backend(config, on_change=lambda: None)
         assert isinstance(backend, RedisBackend)
         self._opened.append(backend)
@@ -262,6 +263,23 @@ async def test_a_log_that_redis_lost_while_nobody_wrote_is_noticed(copies: Copie
     await copies.redis.flushall()
     await one.tick()
     assert (await _say(one, stored(1, 2, [2]))).status is AckStatus.NEED_SNAPSHOT
+
+
+async def test_running_copies_follow_each_other_until_the_publisher_has_gone(
+    copies: Copies,
+) -> None:
+    one, other = copies.open(lease_s=2), copies.open(lease_s=2)
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(backend.run()) for backend in (one, other)]
+        await _say(one, stored(1, 1, [1]))
+        await _say(one, stored(1, 2, [2]))
+        while _reach(other, [1, 2]) < 2:
+            await asyncio.sleep(0.02)
+        one.end_stream(0)
+        while one.index.engines() or other.index.engines():
+            await asyncio.sleep(0.02)
+        for task in running:
+            task.cancel()
 
 
 async def test_it_starts_without_redis(copies: Copies) -> None:
