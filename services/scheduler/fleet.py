@@ -290,6 +290,7 @@ class Fleet:
 
     def abandon_all(self, reason: str) -> None:
         """End whatever is left with an error that the clients resume on."""
+        self.is_draining = True  # nothing moves from one ending engine to the next
         for attachment in self.attachments():
             self.detach(attachment, reason=reason)
 

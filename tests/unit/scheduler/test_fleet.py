@@ -336,6 +336,18 @@ async def test_a_draining_scheduler_refuses_new_requests_and_empties(here: Loopb
     assert here.sink.finished_of[running.handle].reason is FinishReason.LENGTH
 
 
+async def test_a_fleet_that_is_abandoned_ends_every_request_so_that_it_can_be_resumed(
+    here: Loopback,
+) -> None:
+    links = [here.attach(is_held=True) for _ in range(MAX_CRASHES)]
+    tickets = [here.submit([i + 1, i + 2], LONG)[0] for i in range(6)]
+    await settle()
+    here.fleet.abandon_all("the scheduler stops")
+    assert all(link.closed_with for link in links)
+    for ticket in tickets:
+        assert isinstance(here.sink.finished_of[ticket.handle].error, WorkerLost)
+
+
 async def test_a_stalled_engine_is_no_progress_and_recovers(here: Loopback) -> None:
     link = here.attach(is_held=True)
     (ticket,) = here.submit([1, 2])
