@@ -19,7 +19,8 @@ from typing import Any
 
 from services.common.block_hash import directory_revision, root_key
 from services.common.errors import SluicewayError
-from services.common.sampling import SamplingParams
+from services.common.grammar import check as check_constraint
+from services.common.sampling import Constraint, SamplingParams
 from services.pull import ensure_model
 from services.scheduler.convert import outcome_from_bytes, plan_to_bytes
 from services.scheduler.core.output import (
@@ -35,6 +36,7 @@ from services.tokenizer.chat_template import Chat, ChatTemplates
 from services.tokenizer.encode import Encoder
 from services.worker.executor import Executor, StepTimes
 from services.worker.runner.build import RunnerFacts, RunnerOptions, build_runner, resolve_device
+from services.worker.sampling.grammar_compiler import GrammarCompiler
 
 Prompt = str | Sequence[int]
 
@@ -130,7 +132,15 @@ class LLM:
             lambda: build_runner(runner_options, report=lambda _: None)
         ).result()
         self._scheduler = Scheduler(_limits(self.facts, options))
+        self._executor.use_compiler(
+            GrammarCompiler(
+                model_dir / "tokenizer.json",
+                vocab_size=self.facts.vocab_size,
+                eos_token_ids=self.facts.eos_token_ids,
+            )
+        )
         self._handles = itertools.count(1)
+        self._grammar_refs = itertools.count(1)
         self._in_flight: deque[Future[bytes]] = deque()
 
     def __enter__(self) -> LLM:
@@ -164,6 +174,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        constraint: Constraint | None = None,
         show_progress: bool = False,
     ) -> list[Output]:
         """Answer conversations, each a list of ``{"role": ..., "content": ...}``.
@@ -178,7 +189,9 @@ class LLM:
             )
             for messages in conversations
         ]
-        return self.generate(prompts, params, n=n, show_progress=show_progress)
+        return self.generate(
+            prompts, params, n=n, constraint=constraint, show_progress=show_progress
+        )
 
     def generate(
         self,
@@ -186,6 +199,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        constraint: Constraint | None = None,
         show_progress: bool = False,
     ) -> list[Output]:
         """Continue prompts, all at once.
@@ -194,13 +208,15 @@ class LLM:
             prompts: Texts or token ids.
             params: One for all, or one each; default ``SamplingParams()``.
             n: Choices of each prompt.
+            constraint: What every output must satisfy.
             show_progress: Draw a bar on standard error.
 
         Returns:
             One output per prompt, in order.
 
         Raises:
-            InvalidRequest: A prompt or a parameter cannot be used; nothing has run then.
+            InvalidRequest: A prompt, a parameter or the constraint cannot be used; nothing has run
+                then.
         """
         each = _one_each(params, len(prompts))
         for one in each:
@@ -208,11 +224,14 @@ class LLM:
         ids = [
             self._encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts
         ]
+        grammar_ref = self._prepare(constraint)
         groups = [
-            self._requests(prompt_ids, one, n=n) for prompt_ids, one in zip(ids, each, strict=True)
+            self._requests(prompt_ids, one, n=n, grammar_ref=grammar_ref)
+            for prompt_ids, one in zip(ids, each, strict=True)
         ]
         self._add(groups)
         ended = self._run(sum(map(len, groups)), show_progress)
+        self._executor.release([grammar_ref])
         return [
             Output(prompt_ids, [self._choice(request, ended) for request in group])
             for prompt_ids, group in zip(ids, groups, strict=True)
@@ -221,7 +240,17 @@ class LLM:
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._encoder.encode_now(text, add_special_tokens=add_special_tokens, param="prompt")
 
-    def _requests(self, prompt_ids: list[int], params: SamplingParams, *, n: int) -> list[Request]:
+    def _prepare(self, constraint: Constraint | None) -> int:
+        if constraint is None:
+            return 0
+        check_constraint(constraint)
+        ref = next(self._grammar_refs)
+        self._executor.prepare(ref, constraint).result()
+        return ref
+
+    def _requests(
+        self, prompt_ids: list[int], params: SamplingParams, *, n: int, grammar_ref: int
+    ) -> list[Request]:
         now = time.monotonic()
         return [
             Request(
@@ -232,6 +261,7 @@ class LLM:
                 sampling=params,
                 root_key=self._root_key,
                 arrival_s=now,
+                grammar_ref=grammar_ref,
             )
             for choice in range(n)
         ]

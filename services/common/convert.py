@@ -1,7 +1,8 @@
-"""Sampling parameters and constraints as protobuf messages and back, for the four services."""
+"""What several services say in the same message: sampling parameters, constraints, errors."""
 
 from __future__ import annotations
 
+from services.common.errors import SluicewayError, error_from_name
 from services.common.pb import common_pb2 as pb
 from services.common.sampling import (
     Constraint,
@@ -85,3 +86,23 @@ def constraint_from_message(message: pb.Constraint) -> Constraint:
         ValueError: A kind this version does not know.
     """
     return Constraint(kind=ConstraintKind(message.kind), spec=message.spec)
+
+
+def error_to_message(error: SluicewayError) -> pb.ErrorDetail:
+    """The inverse of ``error_from_message``."""
+    return pb.ErrorDetail(
+        error_class=type(error).__name__,
+        message=error.message,
+        param=error.param or "",
+        retry_after_ms=int((error.retry_after_s or 0.0) * 1000),
+    )
+
+
+def error_from_message(message: pb.ErrorDetail) -> SluicewayError:
+    """The error that a peer names in a frame."""
+    return error_from_name(
+        message.error_class,
+        message.message,
+        param=message.param or None,
+        retry_after_s=message.retry_after_ms / 1000 if message.retry_after_ms else None,
+    )

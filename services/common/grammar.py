@@ -7,15 +7,19 @@ The library refuses what it cannot enforce, by name, and bounds its own work: gr
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import Constraint, ConstraintKind
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # only its stub has it
+
 MAX_SPEC_CHARS = 262_144
 
-_JSON_OPTIONS = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
+_JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
 """White space between JSON's tokens is bounded: no model can go on with it for ever."""
 
 _ANY_OBJECT = '{"type": "object"}'

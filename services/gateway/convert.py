@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from services.common.convert import constraint_to_message, sampling_to_message
-from services.common.errors import RequestFailed, SluicewayError, error_from_name
+from services.common.convert import (
+    constraint_to_message,
+    error_from_message,
+    sampling_to_message,
+)
+from services.common.errors import RequestFailed, SluicewayError
 from services.common.pb import common_pb2, tokenizer_pb2
 from services.gateway.fleet import Engine, EngineLoad, Phase, TokenizerInfo
 from services.gateway.generation import (
@@ -185,12 +189,7 @@ def _finish_error(message: tokenizer_pb2.Finish) -> SluicewayError:
     detail = message.error
     if not detail.error_class:
         return RequestFailed(f"the request ended early ({_REASONS.get(message.reason, 'error')})")
-    return error_from_name(
-        detail.error_class,
-        detail.message,
-        param=detail.param or None,
-        retry_after_s=detail.retry_after_ms / 1000 if detail.retry_after_ms else None,
-    )
+    return error_from_message(detail)
 
 
 def _timings(life: common_pb2.Life) -> Timings:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from services.common.convert import (
     constraint_from_message,
+    error_from_message,
+    error_to_message,
     sampling_from_message,
     sampling_to_message,
 )
-from services.common.errors import InvalidRequest, SluicewayError, error_from_name
+from services.common.errors import InvalidRequest
 from services.common.pb import common_pb2, kvstore_pb2, scheduler_pb2, worker_pb2
 from services.common.sampling import Constraint, SamplingParams
 from services.scheduler.core.output import (
@@ -51,29 +53,6 @@ class WallClock:
     def monotonic_s(self, unix_ns: int) -> float | None:
         """The inverse of ``unix_ns``, to a microsecond."""
         return unix_ns / 1e9 - self.offset_s if unix_ns else None
-
-
-# Errors
-
-
-def error_to_message(error: SluicewayError) -> common_pb2.ErrorDetail:
-    """The inverse of ``error_from_message``."""
-    return common_pb2.ErrorDetail(
-        error_class=type(error).__name__,
-        message=error.message,
-        param=error.param or "",
-        retry_after_ms=int((error.retry_after_s or 0.0) * 1000),
-    )
-
-
-def error_from_message(message: common_pb2.ErrorDetail) -> SluicewayError:
-    """The error that a peer names in a frame."""
-    return error_from_name(
-        message.error_class,
-        message.message,
-        param=message.param or None,
-        retry_after_s=message.retry_after_ms / 1000 if message.retry_after_ms else None,
-    )
 
 
 # Attach: what a worker says

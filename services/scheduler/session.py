@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
+from services.common.convert import error_to_message
 from services.common.errors import InvalidRequest, SluicewayError, Unavailable
 from services.common.pb import common_pb2
 from services.common.pb import scheduler_pb2 as pb
@@ -234,7 +235,7 @@ class Session:
         frame = self._outbox.step_frame(0, step=0)
         for handle in handles:
             message = frame.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_ERROR)
-            message.error.CopyFrom(convert.error_to_message(error))
+            message.error.CopyFrom(error_to_message(error))
         self._writer.wake()
 
     def _tell(self, frame: pb.ServerFrame) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
-from services.common.convert import constraint_to_message
+from services.common.convert import constraint_to_message, error_from_message
 from services.common.errors import InvalidRequest, SluicewayError, WorkerLost
 from services.common.pb import worker_pb2 as pb
 from services.common.rpc import PROTOCOL
@@ -137,7 +137,7 @@ class WorkerLink:
 
     def _on_prepared(self, attachment: Attachment, frame: pb.WorkerFrame) -> None:
         failed = frame.prepared.HasField("error")
-        error = convert.error_from_message(frame.prepared.error) if failed else None
+        error = error_from_message(frame.prepared.error) if failed else None
         attachment.running_engine().on_prepared(frame.prepared.ref, error)
 
     def _on_heartbeat(self, attachment: Attachment, frame: pb.WorkerFrame) -> None:

@@ -7,15 +7,12 @@ from collections.abc import Iterable, Sequence
 from services.common.convert import (
     constraint_from_message,
     constraint_to_message,
+    error_from_message,
+    error_to_message,
     sampling_from_message,
     sampling_to_message,
 )
-from services.common.errors import (
-    InvalidRequest,
-    InvariantError,
-    SluicewayError,
-    error_from_name,
-)
+from services.common.errors import InvalidRequest, InvariantError
 from services.common.pb import common_pb2, scheduler_pb2, tokenizer_pb2
 from services.common.placement import Place
 from services.common.sampling import Constraint
@@ -97,7 +94,7 @@ def finished_from_message(message: scheduler_pb2.FinishedHandle) -> Finished:
         reason=reason,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         stop_detail=message.stop_detail,
-        error=_error_from_message(message.error) if reason is FinishReason.ERROR else None,
+        error=error_from_message(message.error) if reason is FinishReason.ERROR else None,
         usage=Usage(
             prompt_tokens=message.usage.prompt_tokens,
             cached_tokens=message.usage.cached_tokens,
@@ -106,15 +103,6 @@ def finished_from_message(message: scheduler_pb2.FinishedHandle) -> Finished:
             wasted_tokens=message.usage.wasted_tokens,
         ),
         life=message.life.SerializeToString(),
-    )
-
-
-def _error_from_message(message: common_pb2.ErrorDetail) -> SluicewayError:
-    return error_from_name(
-        message.error_class,
-        message.message,
-        param=message.param or None,
-        retry_after_s=message.retry_after_ms / 1000 if message.retry_after_ms else None,
     )
 
 
@@ -226,16 +214,6 @@ def _set_finish(message: tokenizer_pb2.Finish, finish: Finish) -> None:
     message.usage.output_tokens = usage.output_tokens
     message.usage.wasted_tokens = usage.wasted_tokens
     message.life.MergeFromString(finished.life)
-
-
-def error_to_message(error: SluicewayError) -> common_pb2.ErrorDetail:
-    """An error that travels in a finish."""
-    return common_pb2.ErrorDetail(
-        error_class=type(error).__name__,
-        message=error.message,
-        param=error.param or "",
-        retry_after_ms=int((error.retry_after_s or 0) * 1000),
-    )
 
 
 def _set_prompt_logprobs(

@@ -190,6 +190,8 @@ class Session:
             raise self._broken(translate(error).message) from None
         except OffsetGap as gap:
             raise self._broken(str(gap)) from None
+        except (ValueError, IndexError) as error:  # columns of different lengths, unknown values
+            raise self._broken(f"a frame makes no sense: {error}") from error
         raise self._broken("the scheduler closed the stream")
 
     def _on_welcome(self, frame: scheduler_pb2.ServerFrame) -> None:

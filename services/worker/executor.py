@@ -8,17 +8,20 @@ submission.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from llguidance import LLMatcher
 
 from services.common.errors import InvariantError
+from services.common.sampling import Constraint
 from services.common.telemetry import get_logger
 from services.worker.convert import failure_to_bytes, result_to_bytes, step_from_bytes
 from services.worker.runner.model_runner import ModelRunner
+from services.worker.sampling.grammar_compiler import GrammarCompiler
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -63,8 +66,13 @@ class Executor:
             initializer=_set_threads,
             initargs=(num_threads,),
         )
+        # Grammars are compiled beside the steps. What they are compiled to is installed between
+        # two steps, in the order in which it was asked for.
+        self._grammar_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
         self._on_step = on_step
         self._runner: ModelRunner | None = None
+        self._compiler: GrammarCompiler | None = None
+        self._num_resets = 0
         self._started_at: float | None = None
         self._ended_at: float | None = None
 
@@ -93,8 +101,26 @@ class Executor:
         """
         return self._pool.submit(self._step, frame)
 
+    def use_compiler(self, compiler: GrammarCompiler) -> None:
+        """Say how grammars are compiled; until then none can be prepared."""
+        self._compiler = compiler
+        self._grammar_pool.submit(compiler.warm)
+
+    def prepare(self, ref: int, constraint: Constraint) -> Future[None]:
+        """Compile a grammar; steps submitted after the future is done may name it.
+
+        Raises:
+            InvalidRequest: In the future: the constraint cannot be enforced.
+        """
+        return self._grammar_pool.submit(self._prepare, ref, constraint, self._num_resets)
+
+    def release(self, refs: Sequence[int]) -> None:
+        """No step submitted after this one names these grammars."""
+        # By the same way as ``prepare``, so that it does not overtake what it releases.
+        self._grammar_pool.submit(self._pool.submit, self._release, refs)
+
     def reset(self) -> Future[None]:
-        """Drop all rows once the steps submitted before are done."""
+        """Drop all rows and grammars once the steps submitted before are done."""
         return self._pool.submit(self._reset)
 
     def step_age_s(self) -> float:
@@ -109,9 +135,26 @@ class Executor:
 
     def close(self) -> None:
         """Let the job that runs end and start no other."""
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _prepare(self, ref: int, constraint: Constraint, num_resets: int) -> None:
+        if self._compiler is None:
+            raise InvariantError("a grammar came before the model was loaded")
+        matcher = self._compiler.compile(constraint)
+        self._pool.submit(self._install, ref, matcher, num_resets)
+
+    def _install(self, ref: int, matcher: LLMatcher, num_resets: int) -> None:
+        # One that was asked for by an engine that is gone means nothing to the next.
+        if self._runner is not None and num_resets == self._num_resets:
+            self._runner.grammars.install(ref, matcher)
+
+    def _release(self, refs: Sequence[int]) -> None:
+        if self._runner is not None:
+            self._runner.grammars.drop(refs)
+
     def _reset(self) -> None:
+        self._num_resets += 1
         self._ended_at = None
         if self._runner is not None:
             self._runner.reset()

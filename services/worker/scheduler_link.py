@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import grpc
 
-from services.common.pb import common_pb2, scheduler_pb2_grpc, worker_pb2
+from services.common.convert import constraint_from_message, error_to_message
+from services.common.errors import InvalidRequest, InvariantError, SluicewayError
+from services.common.pb import scheduler_pb2_grpc, worker_pb2
 from services.common.rpc import PROTOCOL, connect, translate
 from services.common.telemetry import get_logger
 from services.worker.convert import facts_to_message, loading_to_message
@@ -112,6 +115,7 @@ class SchedulerLink:
             "welcome": self._on_welcome,
             "step": self._on_step,
             "prepare": self._on_prepare,
+            "release": self._on_release,
             "drain": self._on_drain,
         }
 
@@ -229,11 +233,30 @@ class SchedulerLink:
             self._broken.set_exception(_Over(End.LOST, detail))
 
     def _on_prepare(self, frame: worker_pb2.EngineFrame) -> None:
-        error = common_pb2.ErrorDetail(
-            error_class="InvalidRequest", message="this worker cannot enforce grammars"
-        )
-        prepared = worker_pb2.Prepared(ref=frame.prepare.ref, error=error)
+        ref = frame.prepare.ref
+        try:
+            constraint = constraint_from_message(frame.prepare.grammar)
+        except ValueError as error:
+            self._put_prepared(ref, InvalidRequest(f"the constraint is unknown: {error}"))
+            return
+        future = asyncio.wrap_future(self._executor.prepare(ref, constraint))
+        future.add_done_callback(partial(self._on_prepared, ref))
+
+    def _on_prepared(self, ref: int, future: asyncio.Future[None]) -> None:
+        if not future.cancelled():
+            self._put_prepared(ref, future.exception())
+
+    def _put_prepared(self, ref: int, error: BaseException | None) -> None:
+        prepared = worker_pb2.Prepared(ref=ref)
+        if error is not None:
+            if not isinstance(error, SluicewayError):
+                log.error("grammar_failed", exc_info=error)
+                error = InvariantError("the worker could not compile the constraint")
+            prepared.error.CopyFrom(error_to_message(error))
         self._put(worker_pb2.WorkerFrame(prepared=prepared))
+
+    def _on_release(self, frame: worker_pb2.EngineFrame) -> None:
+        self._executor.release(list(frame.release.ref))
 
     def _on_drain(self, frame: worker_pb2.EngineFrame) -> None:
         """Nothing more will come, and nothing is running: say so; the scheduler ends the stream."""

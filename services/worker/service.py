@@ -32,6 +32,7 @@ from services.worker.runner.build import (
     resolve_device,
 )
 from services.worker.runner.model_runner import ModelRunner
+from services.worker.sampling.grammar_compiler import GrammarCompiler
 from services.worker.state import WorkerState
 from services.worker.step_clock import StepClock
 
@@ -128,6 +129,13 @@ class _Service:
 
     async def _load(self) -> None:
         facts = await asyncio.wrap_future(self._executor.load(self._build))
+        self._executor.use_compiler(
+            GrammarCompiler(
+                self._config.model / "tokenizer.json",
+                vocab_size=facts.vocab_size,
+                eos_token_ids=facts.eos_token_ids,
+            )
+        )
         metrics.KV_BLOCKS.set(facts.num_blocks)
         metrics.KV_CACHE_BYTES.set(facts.kv_cache_bytes)
         freeze_garbage()

@@ -91,6 +91,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         step_s: Seconds from one step to the next; 0 = as fast as it goes.
         accepts: Whether an Add is acknowledged with a Queued and run; if not, it just waits.
         drop_next_token: Lose a token once, so that an offset has a gap.
+        garble_next_step: Lose a row's count once, so that the columns differ in length.
         adds, aborts, acks, hellos: What clients have sent.
     """
 
@@ -100,6 +101,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     accepts: bool = True
     is_silent: bool = False
     drop_next_token: bool = False
+    garble_next_step: bool = False
     address: str = ""
     adds: list[scheduler_pb2.Add] = field(default_factory=list)
     aborts: list[scheduler_pb2.Abort] = field(default_factory=list)
@@ -268,6 +270,9 @@ class _FakeSession:
             self._advance(step, row)
         step.finished.extend(self._finished)
         self._finished.clear()
+        if self.fake.garble_next_step and step.count:
+            self.fake.garble_next_step = False
+            del step.count[-1]
         step.load.generated_tokens = self._frame
         return scheduler_pb2.ServerFrame(step=step)
 

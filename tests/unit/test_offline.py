@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from services.common.errors import InvalidRequest
-from services.common.sampling import SamplingParams
+from services.common.sampling import Constraint, ConstraintKind, SamplingParams
 from services.offline import LLM, LLMOptions
 from services.scheduler.core.output import FinishReason
 from services.worker.runner.model_runner import ModelRunner
@@ -19,6 +22,23 @@ from tests.tiny_models import make_tiny_model
 RANDOM = SamplingParams(temperature=2.0, seed=5, max_tokens=8, ignore_eos=True)
 GREEDY = replace(RANDOM, temperature=0.0)
 PROMPT = [*range(10, 50)]
+
+
+def schema(value: dict[str, Any]) -> Constraint:
+    return Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(value))
+
+
+PERSON = schema(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": "^[a-z]+$", "minLength": 20, "maxLength": 40},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +116,25 @@ def test_a_request_that_breaks_its_steps_ends_alone_and_the_others_go_on(
     assert broken.finished.reason is FinishReason.ERROR
     assert "ValueError: 63" in str(broken.finished.error)
     assert [output.choices[0].token_ids for output in outputs] == expected
+
+
+def test_a_constraint_holds_for_every_choice_also_after_preemption(llm: LLM) -> None:
+    before = llm.load.preemptions
+    wild = SamplingParams(temperature=3.0, seed=1, max_tokens=180, min_tokens=170, ignore_eos=True)
+    prompts = [[*range(10, 60), first] for first in range(8)]
+    outputs = llm.generate(prompts, replace(wild, logprobs=2), n=2, constraint=PERSON)
+    assert llm.load.preemptions > before
+    for choice in (choice for output in outputs for choice in output.choices):
+        assert choice.finished.reason is FinishReason.STOP
+        person = json.loads(choice.text)
+        assert set(person) == {"name", "age"}
+        assert re.fullmatch("[a-z]{20,40}", person["name"])
+        assert 0 <= person["age"] <= 120
+
+
+def test_a_constraint_that_cannot_be_enforced_is_refused_before_anything_runs(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="uniqueItems"):
+        llm.generate([PROMPT], GREEDY, constraint=schema({"type": "array", "uniqueItems": True}))
 
 
 def test_progress_is_drawn_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from services.worker.runner.step_input import Ints, NewRow, Step
 from services.worker.runner.step_output import PromptLogprobChunk, StepOutput
 from services.worker.sampling.base import LogitRows, to_device
 from services.worker.sampling.logprobs import LogprobColumns, logprobs_of
+from services.worker.sampling.row_grammars import RowGrammars
 from services.worker.sampling.sampler import Sampled, Sampler, failure_of
 
 _NO_LOGPROBS = -2
@@ -67,7 +68,11 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """A model, its KV cache and the rows of the running requests."""
+    """A model, its KV cache and the rows of the running requests.
+
+    Attributes:
+        grammars: Those that rows follow; what a row shall follow is installed before its step.
+    """
 
     def __init__(
         self,
@@ -104,6 +109,9 @@ class ModelRunner:
             eos_token_ids=loaded.eos_token_ids,
             device=device,
         )
+        self.grammars = RowGrammars(
+            vocab_size=loaded.config.vocab_size, eos_token_ids=loaded.eos_token_ids, device=device
+        )
         self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, dtype=np.int64)
         self._prompt_logprobs = PromptLogprobs(vocab_size=loaded.config.vocab_size)
 
@@ -113,8 +121,9 @@ class ModelRunner:
         return self._states.num_rows
 
     def reset(self) -> None:
-        """Drop all rows. What the KV cache holds counts for nothing from here on."""
+        """Drop all rows and grammars. What the KV cache holds counts for nothing from here on."""
         self._end(self._states.handles)
+        self.grammars.reset()
 
     def forget(self, step: Step) -> None:
         """Drop every row that a failed step named: nobody knows how far it got with them.
@@ -180,7 +189,11 @@ class ModelRunner:
             )
         started = time.perf_counter()
         scores = samples.sampled.scores.cpu().numpy()
-        good = np.flatnonzero(np.isfinite(scores))
+        token_ids = samples.sampled.token_ids.cpu().numpy()
+        # The batch's rows come first in ``handles``, in its order.
+        row_errors = self._follow(handles, batch, token_ids, scores)
+        sampled_handles = np.array(handles)[batch.sampling_index]
+        good = np.flatnonzero(~np.isin(sampled_handles, list(row_errors)))
         num_sampled = np.zeros(len(handles), dtype=np.int64)
         num_sampled[batch.sampling_index[good]] = 1
         described, logprobs = self._logprobs(samples, good)
@@ -188,11 +201,11 @@ class ModelRunner:
             step=launched.step,
             handles=handles,
             num_sampled=num_sampled.tolist(),
-            token_ids=samples.sampled.token_ids.cpu().numpy()[good].tolist(),
+            token_ids=token_ids[good].tolist(),
             logprobs=logprobs,
             logprob_positions=described.tolist(),
             prompt_logprobs=launched.prompt_logprobs,
-            row_errors=self._end_failed(handles, batch, scores),
+            row_errors=row_errors,
             device_s=launched.device_s + time.perf_counter() - started,
             num_tokens=int(batch.num_tokens.sum()),
         )
@@ -203,6 +216,7 @@ class ModelRunner:
             if row != UNKNOWN:
                 self._sampler.remove(row)
                 self._prompt_logprobs.remove(row)
+                self.grammars.remove(row)
 
     def _copy_blocks(self, src: Ints, dst: Ints) -> None:
         if not src.size:
@@ -212,11 +226,9 @@ class ModelRunner:
             cache[:, target] = cache[:, source]
 
     def _add(self, new: NewRow) -> None:
-        if new.grammar_ref:
-            raise InvariantError(
-                f"request {new.handle} names grammar {new.grammar_ref}; none exist"
-            )
         row = self._states.add(new)
+        if new.grammar_ref:
+            self.grammars.add(row, new.grammar_ref, new.token_ids[new.num_prompt_tokens :].tolist())
         params = new.sampling
         self._sampler.add(row, params, choice=new.choice)
         self._num_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
@@ -252,6 +264,7 @@ class ModelRunner:
         sampled = self._sampler.sample(
             logits,
             LogitRows(rows, states.num_prompt[rows], states.num_known[rows], states.token_ids),
+            grammar=self.grammars.mask(rows),
         )
         return _Samples(logits, sampled, self._num_logprobs[rows]), prompt_logprobs
 
@@ -279,13 +292,36 @@ class ModelRunner:
             num_top=wanted[described].tolist(),
         )
 
-    def _end_failed(
-        self, handles: list[int], batch: InputBatch, scores: npt.NDArray[np.float32]
+    def _follow(
+        self,
+        handles: list[int],
+        batch: InputBatch,
+        token_ids: Ints,
+        scores: npt.NDArray[np.float32],
     ) -> dict[int, str]:
-        """Let failed rows sample no more; they stay until the scheduler says that they finished."""
+        """Tell the grammars what was sampled.
+
+        Rows that failed or whose text has ended sample no more; they stay until the scheduler says
+        that they finished.
+
+        Returns:
+            Why rows failed, by handle.
+        """
         errors = {}
         for line in np.flatnonzero(~np.isfinite(scores)).tolist():
-            handle = handles[batch.sampling_index[line]]
+            row = int(batch.sampling_rows[line])
+            why = self.grammars.failure_of(row) or failure_of(float(scores[line]))
+            errors[handles[batch.sampling_index[line]]] = why
+        ended = set(errors)
+        for line in self.grammars.lines_of(batch.sampling_rows):
+            handle, row = handles[batch.sampling_index[line]], int(batch.sampling_rows[line])
+            if handle in errors:
+                continue
+            if self.grammars.advance(row, int(token_ids[line])):
+                ended.add(handle)
+            elif why := self.grammars.failure_of(row):
+                errors[handle] = why
+                ended.add(handle)
+        for handle in ended:
             self._states.mark_ended(handle)
-            errors[handle] = failure_of(float(scores[line]))
         return errors

@@ -5,7 +5,26 @@ Comes first, on the raw logits, so that log-probabilities are those of the const
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from services.worker.sampling.base import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarMask:
+    """What the grammars allow in this step.
+
+    Attributes:
+        lines: ``[k]`` int64: lines of the logits that have a grammar.
+        bitmask: ``[k, ceil(vocab_size / 32)]`` int32, see ``apply_grammar_mask``.
+        ending_lines: Lines, on the host, of which nothing is left but to end.
+    """
+
+    lines: torch.Tensor
+    bitmask: torch.Tensor
+    ending_lines: Ints
 
 
 def apply_grammar_mask(logits: torch.Tensor, *, lines: torch.Tensor, bitmask: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 """Samples one token a row: the transforms in the reference order, then argmax or a draw.
 
 Order (as vLLM's Model Runner V2): grammar mask, allowed ids, bias, min_tokens, penalties, bad
-    words,
-temperature, min_p, top_k, top_p, draw. Knows rows and token ids, neither requests nor the model.
+words, temperature, min_p, top_k, top_p, draw. Knows rows and token ids, neither requests nor the
+model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.worker.sampling.allowed_token_ids import AllowedTokenIds
 from services.worker.sampling.bad_words import BadWords
 from services.worker.sampling.base import LogitRows, LogitsTransform, to_device
 from services.worker.sampling.draw_keys import draw_keys
-from services.worker.sampling.grammar_mask import apply_grammar_mask
+from services.worker.sampling.grammar_mask import GrammarMask, apply_grammar_mask
 from services.worker.sampling.gumbel import GumbelDraw
 from services.worker.sampling.logit_bias import LogitBias
 from services.worker.sampling.min_p import MinP
@@ -30,19 +30,6 @@ from services.worker.sampling.top_p import TopP
 
 _CHUNK_BYTES = 2 << 20
 """Logits that are transformed at a time: they stay in the cache from one transform to the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarMask:
-    """What the grammars allow in this step.
-
-    Attributes:
-        lines: ``[k]`` int64: lines of the logits that have a grammar.
-        bitmask: ``[k, ceil(vocab_size / 32)]`` int32, see ``apply_grammar_mask``.
-    """
-
-    lines: torch.Tensor
-    bitmask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +115,9 @@ class Sampler:
         if grammar is not None:
             apply_grammar_mask(logits, lines=grammar.lines, bitmask=grammar.bitmask)
         is_plain = self._is_plain[rows.rows]
+        if grammar is not None:
+            # min_tokens and bans yield where nothing but the end is left.
+            is_plain[grammar.ending_lines] = True
         if is_plain.all():
             return _sample_plain(logits, rows)
         if not is_plain.any():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.common.convert import error_from_message, error_to_message
 from services.common.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -101,7 +102,7 @@ def same_error(one: SluicewayError | None, other: SluicewayError | None) -> bool
 
 @given(ERRORS)
 def test_an_error_survives_the_wire(error: SluicewayError) -> None:
-    assert same_error(convert.error_from_message(convert.error_to_message(error)), error)
+    assert same_error(error_from_message(error_to_message(error)), error)
 
 
 @given(

@@ -90,6 +90,15 @@ async def test_a_gap_in_the_offsets_fails_the_session(make_rig: MakeRig) -> None
         await rig.fake.until(lambda: len(rig.fake.hellos) == 2)
 
 
+async def test_a_frame_that_makes_no_sense_fails_its_session_alone(make_rig: MakeRig) -> None:
+    async with make_rig(lambda add, index: ENDLESS, step_s=0.01) as rig:
+        call = await first_of(rig)
+        rig.fake.garble_next_step = True
+        finish = await finish_of(call)
+        assert finish.error.error_class == "WorkerLost"
+        await rig.fake.until(lambda: len(rig.fake.hellos) == 2)
+
+
 async def test_a_silent_scheduler_counts_as_dead_and_its_requests_are_lost(
     make_rig: MakeRig,
 ) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.sampling import SamplingParams
-from services.worker.sampling.grammar_mask import apply_grammar_mask
-from services.worker.sampling.sampler import GrammarMask, failure_of
+from services.worker.sampling.grammar_mask import GrammarMask, apply_grammar_mask
+from services.worker.sampling.sampler import failure_of
 from tests.unit.worker.sampling.rows import (
     EOS_TOKEN_ID,
     Case,
@@ -209,6 +209,14 @@ def test_the_grammar_mask_bans_all_but_its_tokens(dtype: torch.dtype) -> None:
 
 def test_the_grammar_mask_comes_before_everything_else() -> None:
     logits = random_logits(2, VOCAB)
-    mask = GrammarMask(torch.tensor([1]), bitmask_of([12, 13]))
+    mask = GrammarMask(torch.tensor([1]), bitmask_of([12, 13]), ending_lines=np.array([], int))
     params = SamplingParams(temperature=0.0, logit_bias={14: 100.0, 13: 50.0})
     assert sample([Case(params), Case(params)], logits, grammar=mask) == [14, 13]
+
+
+def test_min_tokens_and_bans_yield_where_a_grammar_leaves_nothing_but_the_end() -> None:
+    bits = bitmask_of([EOS_TOKEN_ID])
+    mask = GrammarMask(torch.tensor([1]), bits, ending_lines=np.array([1]))
+    params = SamplingParams(temperature=1.0, min_tokens=50, logit_bias={EOS_TOKEN_ID: -100.0})
+    logits = random_logits(2, VOCAB)
+    assert sample([Case(params), Case(params)], logits, grammar=mask)[1] == EOS_TOKEN_ID
