@@ -21,6 +21,8 @@ from services.tokenizer.service import TokenizerService
 
 log = get_logger(__name__)
 
+STOP_GRACE_S = 1.0
+
 
 async def serve(config: TokenizerConfig, life: Lifecycle) -> None:
     """Serve until ``life.stopping``, then let what runs finish.
@@ -61,7 +63,9 @@ async def serve(config: TokenizerConfig, life: Lifecycle) -> None:
             address = await server.start()
             log.info("listening", address=address, http_port=http_port, text_fp=text_fp)
             await _tell_readiness(service, server, schedulers, life)
-            await server.stop(grace_s=config.drain_timeout_s)
+            await service.run_out(timeout_s=config.drain_timeout_s)
+            # What is left only watches, and would watch for ever.
+            await server.stop(grace_s=STOP_GRACE_S)
     finally:
         encoder.close()
 

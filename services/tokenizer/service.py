@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -64,6 +66,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
         self._schedulers = schedulers
         self._kvstore = kvstore
         self._life = life
+        self._num_running = 0
+        self._ran_out = asyncio.Event()
         self._generator = Generator(
             encoder=encoder,
             prompts=prompts,
@@ -83,10 +87,15 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
             raise Unavailable("this tokenizer is shutting down", retry_after_s=1.0)
         wanted = request_from_message(request)
         token_bytes = self._encoder.token_bytes.shown
-        with metrics.counted_request():
-            async with aclosing(self._generator.deltas(wanted)) as deltas:
-                async for delta in deltas:
-                    yield delta_to_message(delta, token_bytes)
+        self._num_running += 1
+        try:
+            with metrics.counted_request():
+                async with aclosing(self._generator.deltas(wanted)) as deltas:
+                    async for delta in deltas:
+                        yield delta_to_message(delta, token_bytes)
+        finally:
+            self._num_running -= 1
+            self._ran_out.set()
 
     async def Render(
         self, request: tokenizer_pb2.RenderRequest, context: Context
@@ -162,6 +171,14 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
         return common_pb2.DrainReply(
             engines_draining=sum(reply.engines_draining for reply in replies)
         )
+
+    async def run_out(self, *, timeout_s: float) -> None:
+        """Once nothing new is taken: wait until no ``Generate`` runs, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._num_running:
+                    self._ran_out.clear()
+                    await self._ran_out.wait()
 
     def info(self) -> tokenizer_pb2.ServiceInfo:
         """The state of the service now."""

@@ -27,6 +27,7 @@ from tests.unit.tokenizer.conftest import MODEL, MakeRig, Rig, rig_of, until_rea
 HI = json.dumps([{"role": "user", "content": "hello"}])
 RENDERED = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 ENDLESS = Answer([65] * 200, is_endless=True)
+Call = grpc.aio.UnaryStreamCall[tokenizer_pb2.GenerateRequest, tokenizer_pb2.TextDelta]
 
 
 def request(**fields: object) -> tokenizer_pb2.GenerateRequest:
@@ -349,10 +350,30 @@ async def test_a_stopping_service_takes_nothing_new_and_finishes_what_it_has(
         await call.read()
         rig.life.stopping.set()
         assert isinstance(await refusal(rig, text="x"), Unavailable)
-        deltas = []
-        while (delta := await call.read()) is not grpc.aio.EOF:
-            deltas.append(delta)
+        deltas = await _read_all(call)
     assert finish_of(deltas).usage.output_tokens == 30
+
+
+async def _read_all(call: Call) -> list[tokenizer_pb2.TextDelta]:
+    deltas = []
+    while (delta := await call.read()) is not grpc.aio.EOF:
+        deltas.append(delta)
+    return deltas
+
+
+async def test_a_stopping_service_waits_for_requests_and_not_for_those_that_only_watch(
+    make_rig: MakeRig,
+) -> None:
+    async with make_rig(lambda add, index: Answer([65] * 30), step_s=0.02) as rig:
+        watching = rig.stub.Info(tokenizer_pb2.InfoRequest())
+        await watching.read()
+        call = rig.stub.Generate(request(text="x"))
+        await call.read()
+        rig.life.stopping.set()
+        reading = asyncio.ensure_future(_read_all(call))
+        await rig.service.run_out(timeout_s=120)
+        assert finish_of(await reading).usage.output_tokens == 30
+        await rig.service.run_out(timeout_s=120)
 
 
 async def test_a_slow_reader_gets_merged_deltas_and_delays_nobody(make_rig: MakeRig) -> None:

@@ -4,17 +4,53 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from services.common.errors import InvariantError
+from services.common.errors import InvalidRequest, InvariantError
 from services.common.pb import worker_pb2
+from services.common.sampling import Constraint, ConstraintKind
 from services.worker.executor import Executor, StepTimes
 from services.worker.runner.step_input import Step
 from services.worker.runner.step_output import StepOutput
+
+
+class FakeGrammars:
+    """Notes in which order it is told of grammars."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, object]] = []
+
+    def install(self, ref: int, matcher: object) -> None:
+        """Rows may name it."""
+        self.events.append(("install", (ref, matcher)))
+
+    def drop(self, refs: Sequence[int]) -> None:
+        """No row names them any more."""
+        self.events.append(("drop", refs))
+
+
+class FakeCompiler:
+    """Compiles a constraint to its text; waits for ``go`` if it is "slow"."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.is_warm = threading.Event()
+
+    def warm(self) -> None:
+        """It is about to be used."""
+        self.is_warm.set()
+
+    def compile(self, constraint: Constraint) -> str:
+        """Fail for "bad"."""
+        if constraint.spec == "slow":
+            assert self.go.wait(60)
+        if constraint.spec == "bad":
+            raise InvalidRequest("bad")
+        return constraint.spec
 
 
 class FakeRunner:
@@ -26,6 +62,7 @@ class FakeRunner:
         self.num_resets = 0
         self.num_rows = 3
         self.threads: set[str] = set()
+        self.grammars = FakeGrammars()
         self.go = threading.Event()
         self.is_waiting = threading.Event()
 
@@ -147,3 +184,59 @@ def test_the_gap_is_the_time_between_steps(executor: Executor, times: list[StepT
     # A new engine has no step before.
     executor.reset().result(60)
     assert worker_pb2.StepResult.FromString(executor.submit(frame(3)).result(60)).gap_us == 0
+
+
+def regex(spec: str) -> Constraint:
+    """A constraint for the fake compiler."""
+    return Constraint(ConstraintKind.REGEX, spec)
+
+
+def use_fake_compiler(executor: Executor) -> FakeCompiler:
+    """Give it a fake compiler."""
+    compiler = FakeCompiler()
+    executor.use_compiler(compiler)  # type: ignore[arg-type]
+    assert compiler.is_warm.wait(60)
+    return compiler
+
+
+def test_grammars_are_compiled_beside_the_steps_and_installed_between_them(
+    executor: Executor,
+) -> None:
+    runner = load(executor)
+    compiler = use_fake_compiler(executor)
+    slow = executor.prepare(1, regex("slow"))
+    executor.submit(worker_pb2.ScheduledStep(step=1).SerializeToString()).result(60)
+    assert runner.seen == [1] and runner.grammars.events == []
+    executor.release([1])
+    compiler.go.set()
+    slow.result(60)
+    executor.prepare(2, regex("a")).result(60)
+    executor.submit(worker_pb2.ScheduledStep(step=2).SerializeToString()).result(60)
+    assert runner.grammars.events == [
+        ("install", (1, "slow")),
+        ("drop", [1]),
+        ("install", (2, "a")),
+    ]
+
+
+def test_a_grammar_of_an_engine_that_is_gone_is_not_installed_for_the_next(
+    executor: Executor,
+) -> None:
+    runner = load(executor)
+    compiler = use_fake_compiler(executor)
+    slow = executor.prepare(1, regex("slow"))
+    executor.reset().result(60)
+    compiler.go.set()
+    slow.result(60)
+    executor.submit(worker_pb2.ScheduledStep(step=1).SerializeToString()).result(60)
+    assert runner.grammars.events == []
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_own_future(executor: Executor) -> None:
+    load(executor)
+    with pytest.raises(InvariantError, match="before the model"):
+        executor.prepare(1, regex("a")).result(60)
+    use_fake_compiler(executor)
+    with pytest.raises(InvalidRequest, match="bad"):
+        executor.prepare(1, regex("bad")).result(60)
+    executor.prepare(2, regex("a")).result(60)

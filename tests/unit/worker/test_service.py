@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
 import time
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer
 
 from services.common.errors import ConfigError
 from services.common.fingerprint import text_fingerprint
@@ -20,7 +22,7 @@ from services.common.rpc import PROTOCOL, connect
 from services.worker import peer_watch
 from services.worker.config import WorkerConfig
 from services.worker.service import serve
-from tests.tiny_models import make_tiny_model
+from tests.tiny_models import EOS_TOKEN_ID, make_tiny_model
 from tests.unit.worker.fake_scheduler import FakeAttachment, FakeScheduler, fake_scheduler
 
 # Generous: the machine that runs the tests may be shared.
@@ -152,6 +154,60 @@ async def test_a_step_that_raises_is_answered_as_failed(served_dir: Path) -> Non
         again.preempted.append(1)
         attachment.send_step(again)
         assert list((await attachment.result()).token_ids) == list(first.token_ids)
+
+
+def prepare_frame(ref: int, kind: common_pb2.ConstraintKind, spec: str) -> worker_pb2.EngineFrame:
+    """Have a grammar compiled."""
+    constraint = common_pb2.Constraint(kind=kind, spec=spec)
+    return worker_pb2.EngineFrame(prepare=worker_pb2.Prepare(ref=ref, grammar=constraint))
+
+
+async def test_a_grammar_is_prepared_and_then_followed_to_its_end(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        attachment = await welcomed(scheduler)
+        await attachment.expect("ready")
+        attachment.send(prepare_frame(7, common_pb2.CONSTRAINT_KIND_REGEX, "[ab]{3}"))
+        prepared = (await attachment.expect("prepared")).prepared
+        assert (prepared.ref, prepared.HasField("error")) == (7, False)
+        first = first_step()
+        first.new_requests[0].grammar_ref = 7
+        attachment.send_step(first)
+        # The row keeps its grammar though nobody else may have it any more.
+        attachment.send(worker_pb2.EngineFrame(release=worker_pb2.ReleasePrepared(ref=[7])))
+        for step in range(2, 7):
+            attachment.send_step(decode_step(step=step))
+        results = [await attachment.result() for _ in range(6)]
+        tokens = [token for result in results for token in result.token_ids]
+        text = Tokenizer.from_file(str(served_dir / "tokenizer.json")).decode(tokens)
+        assert re.fullmatch("[ab]{3}", text)
+        assert tokens[-1] == EOS_TOKEN_ID
+        # A text that has ended gives no more tokens, and that is no error.
+        assert [list(result.num_sampled) for result in results[len(tokens) :]] == [[0]] * (
+            6 - len(tokens)
+        )
+        assert not any(result.row_error_handle for result in results)
+
+
+async def test_what_cannot_be_prepared_is_named_and_nothing_else_suffers(served_dir: Path) -> None:
+    async with (
+        fake_scheduler() as (scheduler, address),
+        running_worker(config_for(served_dir, address)),
+    ):
+        attachment = await welcomed(scheduler)
+        await attachment.expect("ready")
+        attachment.send(prepare_frame(1, common_pb2.CONSTRAINT_KIND_REGEX, "(?=a)b"))
+        attachment.send(prepare_frame(2, common_pb2.CONSTRAINT_KIND_UNSPECIFIED, ""))
+        by_ref = {}
+        for _ in range(2):
+            prepared = (await attachment.expect("prepared")).prepared
+            by_ref[prepared.ref] = prepared.error
+        assert by_ref[1].error_class == by_ref[2].error_class == "InvalidRequest"
+        assert "look-around" in by_ref[1].message
+        attachment.send_step(first_step())
+        assert list((await attachment.result()).num_sampled) == [1]
 
 
 async def test_every_attachment_is_a_new_engine_without_rows(served_dir: Path) -> None:
