@@ -125,6 +125,7 @@ class RequestTable:
         for follower in leader.fork_group.dissolve():
             self._kv.fork(leader, follower)
             follower.num_uncached_tokens = follower.num_tokens - follower.num_slots
+            follower.prompt_logprobs_done = True  # the prompt is the same: the leader's are given
             if follower.block_ids:
                 self._forked[follower.handle] = follower
             self._queue(follower)

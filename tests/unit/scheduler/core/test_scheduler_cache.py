@@ -176,6 +176,18 @@ def test_choices_wait_for_the_first_to_compute_the_prompt_and_fork_its_full_bloc
     assert harness.device.num_tokens_run == 10 + 2 * 2 + 3 * 3
 
 
+def test_the_prompts_logprobs_are_asked_of_the_first_choice_only() -> None:
+    harness = Harness(limits(max_num_batched_tokens=8))
+    sampling = SamplingParams(prompt_logprobs=1, max_tokens=2, ignore_eos=True)
+    prompt = _prompt(10)
+    choices = [harness.request(prompt, choice=i, sampling=sampling) for i in range(3)]
+    harness.add(*choices)
+    harness.run()
+    harness.assert_all_served()
+    rows = [row for plan in harness.plans for row in plan.new_rows]
+    assert [row.prompt_logprobs_done for row in rows] == [False, True, True]
+
+
 def test_choices_are_served_when_the_first_ends_with_its_first_token() -> None:
     harness = Harness(limits(enable_prefix_caching=False))
     choices = _choices(harness, 3, max_tokens=1)
