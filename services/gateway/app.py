@@ -10,13 +10,13 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.middleware.cors import CORSMiddleware
 
 from services import __version__
 from services.common.errors import Unavailable
 from services.gateway import http_errors, openapi
 from services.gateway.admission import Admission
 from services.gateway.auth import ApiKeys, RequireKey
+from services.gateway.cors import Cors
 from services.gateway.exchange import ExchangeContext, JsonExchange
 from services.gateway.fleet import Fleet, Readiness
 from services.gateway.generation_exchange import GenerationExchange, Planner
@@ -111,7 +111,7 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
     if allowed_origins:
         # Outside of the keys: a browser asks for permission (OPTIONS) without one.
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],

@@ -29,7 +29,7 @@ class ApiKeys:
             keys: In clear, or "sha256:" and the hex of a key's SHA-256.
 
         Raises:
-            ConfigError: A hash that is none.
+            ConfigError: A hash that is none, or an empty key.
         """
         self._hashes = [_hash_of(key) for key in keys]
 
@@ -62,6 +62,8 @@ class ApiKeys:
 
 
 def _hash_of(key: str) -> bytes:
+    if not key:
+        raise ConfigError("api_key: an empty key would open the door to everybody")
     if not key.startswith(_HASH_PREFIX):
         return hashlib.sha256(key.encode()).digest()
     try:

@@ -38,6 +38,14 @@ class GatewayConfig(ServiceConfig):
     max_in_flight: int = Field(
         1024, ge=1, description="Requests that are served at one time; beyond it clients get 429."
     )
+    max_in_flight_per_key: int | None = Field(
+        None, ge=1, description="Requests of one API key at one time; not set = any number."
+    )
+    max_tokens_per_minute_per_key: int | None = Field(
+        None,
+        ge=1,
+        description="Prompt and output tokens of one API key per minute; not set = any number.",
+    )
     max_body_bytes: int = Field(
         16 << 20, ge=1024, description="Largest request body in bytes; beyond it clients get 413."
     )

@@ -21,6 +21,7 @@ from services.gateway.admission import Admission
 from services.gateway.body import parse_object, read_body
 from services.gateway.disconnect import ClientGone, unless, until_gone
 from services.gateway.http_errors import error_event, error_response, unexpected
+from services.gateway.key_limits import KeyLimits
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.sse import EventStream
 from services.gateway.tokenizer_client import TokenizerClient
@@ -37,6 +38,7 @@ class ExchangeContext:
         *,
         client: TokenizerClient,
         admission: Admission,
+        key_limits: KeyLimits,
         metrics: GatewayMetrics,
         max_body_bytes: int,
     ) -> None:
@@ -44,11 +46,13 @@ class ExchangeContext:
         Args:
             client: Link to the tokenizers.
             admission: The door.
+            key_limits: What each API key may use.
             metrics: Where requests are recorded.
             max_body_bytes: Largest body that is taken.
         """
         self.client = client
         self.admission = admission
+        self.key_limits = key_limits
         self.metrics = metrics
         self.max_body_bytes = max_body_bytes
 
@@ -78,7 +82,8 @@ class Exchange(Response):
         """ASGI: answer the request, whatever happens."""
         stream = EventStream(send)
         try:
-            with self.context.admission.slot():
+            tenant = scope.get("tenant", "")
+            with self.context.admission.slot(), self.context.key_limits.slot(tenant):
                 await self._answer(scope, receive, stream)
         except ClientGone:
             log.info("client_gone", path=scope["path"])

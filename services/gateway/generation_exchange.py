@@ -38,11 +38,13 @@ class GenerationExchange(Exchange):
         """
         super().__init__(context)
         self._planner = planner
+        self._tenant = ""
         self._arrival = time.monotonic()
 
     async def answer(self, body: JsonObject, scope: Scope, stream: EventStream) -> None:
         """See ``Exchange``."""
-        caller = Caller(scope.get("tenant", ""), trace_of(Headers(scope=scope)))
+        self._tenant = scope.get("tenant", "")
+        caller = Caller(self._tenant, trace_of(Headers(scope=scope)))
         plan = self._planner(body, caller)
         with (
             self.context.metrics.record(plan.requests, arrival=self._arrival) as record,
@@ -103,7 +105,7 @@ class GenerationExchange(Exchange):
         stream: EventStream,
     ) -> None:
         async def write(prompt_index: int, update: Update) -> None:
-            record.update(prompt_index, update, now=time.monotonic())
+            self._account_for(prompt_index, update, record)
             await stream.write(plan.reply.events(prompt_index, update))
 
         await _pump(generations, write)
@@ -113,11 +115,22 @@ class GenerationExchange(Exchange):
         self, plan: Plan, generations: list[Generation], record: RequestRecord, send: Send
     ) -> None:
         async def keep(prompt_index: int, update: Update) -> None:
-            record.update(prompt_index, update, now=time.monotonic())
+            self._account_for(prompt_index, update, record)
             plan.reply.absorb(prompt_index, update)
 
         await _pump(generations, keep)
         await send_json(plan.reply.whole(), send)
+
+    def _account_for(self, prompt_index: int, update: Update, record: RequestRecord) -> None:
+        """Enter an update into the metrics and into what the caller's key has used."""
+        record.update(prompt_index, update, now=time.monotonic())
+        self.context.key_limits.charge(self._tenant, _num_tokens(update))
+
+
+def _num_tokens(update: Update) -> int:
+    """Tokens that an update tells of: the prompt's with the first one, then each choice's."""
+    num_output = sum(len(choice.token_ids) for choice in update.choices)
+    return len(update.prompt_ids or ()) + num_output
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.exchange import ExchangeContext
 from services.gateway.fleet import Fleet, Pulse
 from services.gateway.http_errors import envelope
+from services.gateway.key_limits import KeyLimits
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.fields import UnknownFields
 from services.gateway.openai.plan import Limits, PlanContext
@@ -67,7 +68,7 @@ class GatewayServer:
             config: Settings.
 
         Raises:
-            ConfigError: A key is malformed.
+            ConfigError: A key is malformed, or there are limits per key and no keys.
         """
         self._pulse = Pulse()
         fleet = Fleet(clock=lambda: self._pulse.seconds)
@@ -139,6 +140,7 @@ def assemble(
     exchange = ExchangeContext(
         client=client,
         admission=admission,
+        key_limits=_key_limits(config),
         metrics=metrics,
         max_body_bytes=config.max_body_bytes,
     )
@@ -151,6 +153,19 @@ def assemble(
         started_at=int(time.time()),
     )
     return build_app(gateway, keys=ApiKeys(config.api_key), allowed_origins=config.allowed_origins)
+
+
+def _key_limits(config: GatewayConfig) -> KeyLimits:
+    max_in_flight = config.max_in_flight_per_key
+    max_tokens_per_minute = config.max_tokens_per_minute_per_key
+    has_limits = max_in_flight is not None or max_tokens_per_minute is not None
+    if has_limits and not config.api_key:
+        raise ConfigError("limits per API key need keys: set api_key")
+    return KeyLimits(
+        max_in_flight=max_in_flight,
+        max_tokens_per_minute=max_tokens_per_minute,
+        clock=time.monotonic,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

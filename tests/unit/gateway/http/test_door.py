@@ -66,6 +66,11 @@ async def test_only_operation_routes_are_open_without_a_key() -> None:
             assert (await front.http.get(path)).status_code == 401, path
 
 
+def test_an_empty_key_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        ApiKeys(["a", ""])
+
+
 def test_a_hash_that_is_none_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="64 hexadecimal"):
         ApiKeys(["sha256:abc"])
@@ -99,6 +104,23 @@ async def test_a_preflight_needs_no_key_but_the_request_does() -> None:
         assert response.headers["access-control-allow-origin"] == origin
 
 
+@pytest.mark.parametrize(
+    ("origin", "method"), [("http://evil.example", "POST"), ("http://a.example", "BREW")]
+)
+async def test_a_preflight_that_is_refused_is_a_400_in_the_envelope(
+    origin: str, method: str
+) -> None:
+    async with (
+        FakeTokenizer().serving() as tokenizer,
+        gateway(tokenizer, allowed_origins=("http://a.example",)) as front,
+    ):
+        preflight = {"origin": origin, "access-control-request-method": method}
+        response = await front.http.options(CHAT, headers=preflight)
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
+        assert response.headers.get("access-control-allow-origin") != "http://evil.example"
+
+
 async def test_beyond_the_in_flight_limit_requests_are_429_with_retry_after() -> None:
     gate = asyncio.Event()
     async with (
@@ -115,6 +137,46 @@ async def test_beyond_the_in_flight_limit_requests_are_429_with_retry_after() ->
         assert refused.json()["error"]["code"] == "overloaded"
         assert [task.result().status_code for task in inside] == [200, 200]
         assert (await front.chat()).status_code == 200
+
+
+async def test_a_key_beyond_its_own_limit_is_429_while_others_are_served() -> None:
+    gate = asyncio.Event()
+    async with (
+        FakeTokenizer(Script(gate=gate)).serving() as tokenizer,
+        gateway(tokenizer, api_key=(KEY, HASHED), max_in_flight_per_key=1) as front,
+    ):
+        mine = {"authorization": f"Bearer {KEY}"}
+        other = {"authorization": "Bearer sk-two"}
+        async with asyncio.TaskGroup() as group:
+            inside = group.create_task(front.http.post(CHAT, json=BODY, headers=mine))
+            await tokenizer.wait_for_requests(1)
+            refused = await front.http.post(CHAT, json=BODY, headers=mine)
+            served = group.create_task(front.http.post(CHAT, json=BODY, headers=other))
+            await tokenizer.wait_for_requests(2)
+            gate.set()
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert (inside.result().status_code, served.result().status_code) == (200, 200)
+        assert (await front.http.post(CHAT, json=BODY, headers=mine)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_key_that_has_used_up_its_tokens_is_429_until_they_come_back(stream: bool) -> None:
+    async with (
+        FakeTokenizer().serving() as tokenizer,
+        gateway(tokenizer, api_key=(KEY, HASHED), max_tokens_per_minute_per_key=1) as front,
+    ):
+        mine = {"authorization": f"Bearer {KEY}"}
+        other = {"authorization": "Bearer sk-two"}
+        body = BODY | {"stream": stream, "max_tokens": 5}
+        first = await front.http.post(CHAT, json=body, headers=mine)
+        assert first.status_code == 200  # 2 prompt tokens and 4 of the answer: 5 too many
+        refused = await front.http.post(CHAT, json=body, headers=mine)
+        assert refused.status_code == 429
+        assert 240 <= int(refused.headers["retry-after"]) <= 300
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert (await front.http.post(CHAT, json=body, headers=other)).status_code == 200
 
 
 async def test_the_client_s_request_id_comes_back_and_ours_otherwise(front: Front) -> None:
