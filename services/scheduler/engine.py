@@ -66,6 +66,7 @@ class EnginePolicy:
     enable_prefix_caching: bool = True
     max_waiting: int = 1024
     policy: Literal["fcfs", "priority"] = "fcfs"
+    step_time_target_s: float | None = None
 
     def limits_for(self, facts: WorkerFacts) -> EngineLimits:
         """Join the worker's sizes and these settings.
@@ -85,6 +86,7 @@ class EnginePolicy:
             enable_prefix_caching=self.enable_prefix_caching,
             max_waiting=self.max_waiting,
             policy=self.policy,
+            step_time_target_s=self.step_time_target_s,
         )
 
 

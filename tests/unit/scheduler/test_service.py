@@ -496,6 +496,31 @@ def test_the_service_can_be_asked_to_stop_before_anything_came() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "scheduler_config",
+    [
+        SchedulerConfig(
+            port=0,
+            http_port=0,
+            pipeline_depth=1,
+            enable_prefix_caching=False,
+            max_waiting=7,
+            scheduling_policy="priority",
+            step_time_target_ms=50,
+        )
+    ],
+)
+async def test_the_settings_hold_for_every_engine(stage: Stage) -> None:
+    await stage.pair()
+    (attachment,) = stage.scheduler.fleet.attachments()
+    limits = attachment.running_engine().limits
+    assert limits.pipeline_depth == 1
+    assert not limits.enable_prefix_caching
+    assert limits.max_waiting == 7
+    assert limits.policy == "priority"
+    assert limits.step_time_target_s == 0.05
+
+
 async def test_what_happens_is_counted(stage: Stage) -> None:
     _, client = await stage.pair()
     (handle,) = client.add([1, 2])
