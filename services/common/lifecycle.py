@@ -113,6 +113,20 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return found
 
 
+def raise_if_cancelled() -> None:
+    """Go on with a cancellation that a TaskGroup has kept to itself.
+
+    One that is cancelled while its children fail raises their errors only (until Python 3.13): who
+    catches them and goes on asks here first, or would go on for ever.
+
+    Raises:
+        asyncio.CancelledError: The current task is to end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def freeze_garbage() -> None:
     """Keep the collector away from what lives as long as the process.
 

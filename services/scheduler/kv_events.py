@@ -15,6 +15,7 @@ from typing import cast
 import grpc
 
 from services.common.errors import SluicewayError, Unavailable
+from services.common.lifecycle import raise_if_cancelled
 from services.common.pb import kvstore_pb2 as pb
 from services.common.pb import kvstore_pb2_grpc as pb_grpc
 from services.common.rpc import Endpoints, connect, translate
@@ -122,6 +123,7 @@ class KvPublisher:
             log.warning("kvstore_stream_ended", address=address, error=str(failures.exceptions[0]))
         finally:
             await channel.close()
+        raise_if_cancelled()
 
     async def _read(self, call: PublishCall) -> None:
         try:

@@ -20,6 +20,7 @@ from typing import NoReturn
 import grpc
 
 from services.common.errors import Overloaded, WorkerLost
+from services.common.lifecycle import raise_if_cancelled
 from services.common.pb import common_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 from services.common.rpc import PROTOCOL, translate
 from services.tokenizer.convert import (
@@ -167,6 +168,7 @@ class Session:
         finally:
             call.cancel()
             self._end()
+        raise_if_cancelled()
         raise WorkerLost(why)
 
     def _end(self) -> None:

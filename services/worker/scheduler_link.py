@@ -19,6 +19,7 @@ import grpc
 
 from services.common.convert import constraint_from_message, error_to_message
 from services.common.errors import InvalidRequest, InvariantError, SluicewayError
+from services.common.lifecycle import raise_if_cancelled
 from services.common.pb import scheduler_pb2_grpc, worker_pb2
 from services.common.rpc import PROTOCOL, connect, translate
 from services.common.telemetry import get_logger
@@ -140,6 +141,7 @@ class SchedulerLink:
             self._state.is_ready = False
             self._state.scheduler_address = ""
             await channel.close()
+        raise_if_cancelled()
         return Outcome(over.end, over.detail, over.redirect, self._welcome.is_set())
 
     async def _stay(self, call: Call) -> None:

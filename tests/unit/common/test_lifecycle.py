@@ -92,3 +92,30 @@ def test_a_bad_setting_is_named_and_ends_the_process(capsys: pytest.CaptureFixtu
 
     assert run(serve, "--port", "70000") == EXIT_CONFIG
     assert "worker.port" in capsys.readouterr().err
+
+
+async def test_a_cancellation_that_comes_with_an_error_is_not_lost() -> None:
+    begun = asyncio.Event()
+
+    async def fail_when_cancelled() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ValueError from None
+
+    async def stay() -> None:
+        while True:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(fail_when_cancelled())
+            except* ValueError:
+                pass
+            lifecycle.raise_if_cancelled()
+
+    staying = asyncio.ensure_future(stay())
+    await begun.wait()
+    staying.cancel()
+    done, _ = await asyncio.wait([staying], timeout=30)
+    assert done == {staying}
+    assert staying.cancelled()
