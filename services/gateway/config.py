@@ -59,3 +59,17 @@ class GatewayConfig(ServiceConfig):
             "Whether a request may bring its own chat template, which can burn any amount of CPU."
         ),
     )
+    tool_call_parser: str = Field(
+        "auto",
+        description=(
+            "How the model writes tool calls: hermes, qwen3, llama3_json, mistral, pythonic; "
+            "auto = by its name; none = not known."
+        ),
+    )
+    reasoning_parser: str = Field(
+        "auto",
+        description=(
+            "How the model marks what it thinks: deepseek_r1 (the prompt opens the thought), qwen3 "
+            "(the model does); auto = by its name; none = not at all."
+        ),
+    )

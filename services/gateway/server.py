@@ -27,6 +27,7 @@ from services.gateway.key_limits import KeyLimits
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.fields import UnknownFields
 from services.gateway.openai.plan import Limits, PlanContext
+from services.gateway.parsers import Parsers
 from services.gateway.tokenizer_client import TokenizerClient
 
 KEEP_ALIVE_S = 75
@@ -136,6 +137,7 @@ def assemble(
         unknown_fields=UnknownFields(),
         # Without a cluster token there is one gateway: a secret of its own does.
         namespace_secret=(config.cluster_token or secrets.token_hex(16)).encode(),
+        parsers=Parsers(tool_calls=config.tool_call_parser, reasoning=config.reasoning_parser),
     )
     exchange = ExchangeContext(
         client=client,

@@ -16,6 +16,7 @@ from services.gateway.openai.fields import UnknownFields
 from services.gateway.openai.reply import Reply, StreamUsage
 from services.gateway.openai.sampling import bad_words, stop_strings
 from services.gateway.openai.schema import GenerationBody
+from services.gateway.parsers import Parsers
 
 MAX_SALT_CHARS = 1024
 INT32_LIMIT = 2**31
@@ -49,12 +50,14 @@ class PlanContext:
 
     Attributes:
         namespace_secret: Key of the cache namespaces.
+        parsers: How answers of models are read.
     """
 
     fleet: Fleet
     limits: Limits
     unknown_fields: UnknownFields
     namespace_secret: bytes
+    parsers: Parsers
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from services.gateway.openai.schema import ToolCall
+
 
 class ErrorObject(BaseModel):
     """What went wrong."""
@@ -31,7 +33,7 @@ class PromptTokensDetails(BaseModel):
 class CompletionTokensDetails(BaseModel):
     """Parts of completion_tokens."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int = Field(description="Spent on thoughts.")
 
 
 class UsageObject(BaseModel):
@@ -71,6 +73,8 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None = None
+    reasoning: str | None = Field(None, description="What was thought before, if it is known.")
+    tool_calls: list[ToolCall] | None = Field(None, description="Calls to be made, if any.")
 
 
 class ChatChoice(BaseModel):

@@ -21,6 +21,24 @@ _STOP_SCHEMA = {
         {"type": "null"},
     ]
 }
+_TOOL_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}},
+                    "required": ["name"],
+                },
+            },
+            "required": ["type", "function"],
+        },
+        {"type": "null"},
+    ]
+}
 _PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
@@ -210,7 +228,10 @@ class Function(StrictModel):
     name: str = Field(description="Its name.")
     description: str | None = Field(None, description="What it does, for the model.")
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of its arguments.")
-    strict: bool | None = Field(None, description="Accepted.")
+    strict: bool | None = Field(
+        None,
+        description="Accepted; arguments of enforced calls fit the schema whether true or not.",
+    )
 
 
 class Tool(StrictModel):
@@ -293,8 +314,22 @@ class ChatCompletionRequest(GenerationBody):
     tools: Annotated[list[Tool], FIRST_ERROR] | None = Field(
         None, description="Functions that the model may call.", max_length=MAX_TOOLS
     )
-    tool_choice: Any = Field(None, description="none, auto, required, or one function by name.")
-    parallel_tool_calls: bool | None = Field(None, description="Whether several calls may be made.")
+    tool_choice: Annotated[Any, WithJsonSchema(_TOOL_CHOICE_SCHEMA)] = Field(
+        None,
+        description=(
+            "none, auto, required, or one function by name; the last two are enforced. "
+            "auto needs a model whose way of writing calls is known."
+        ),
+    )
+    parallel_tool_calls: bool | None = Field(
+        None,
+        description=(
+            "Whether several calls may be made; default true, but false with tool_choice required."
+        ),
+    )
+    include_reasoning: bool | None = Field(
+        None, description="Whether the thought is part of the reply; default true."
+    )
     add_generation_prompt: bool | None = Field(
         None, description="Whether the template opens the assistant's turn; default true."
     )

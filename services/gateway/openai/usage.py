@@ -11,7 +11,7 @@ class UsageTally:
     """Adds up a request over its prompts and choices. A prompt counts once, whatever ``n``."""
 
     def __init__(self) -> None:
-        self.reasoning_tokens = 0
+        self._reasoning: dict[int, int] = {}
         self._prompt: dict[int, int] = {}
         self._cached: dict[int, int] = {}
         self._output: dict[tuple[int, int], int] = {}
@@ -23,6 +23,10 @@ class UsageTally:
     def produced(self, prompt_index: int, choice_index: int, num_tokens: int) -> None:
         """A choice has ``num_tokens`` output tokens by now."""
         self._output[prompt_index, choice_index] = num_tokens
+
+    def reasoned(self, choice_index: int, num_tokens: int) -> None:
+        """A choice of a chat has ``num_tokens`` tokens of thought by now."""
+        self._reasoning[choice_index] = num_tokens
 
     def finished(self, prompt_index: int, choice_index: int, finish: Finish) -> None:
         """A choice has ended: from here on its own figures count."""
@@ -45,5 +49,5 @@ class UsageTally:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "completion_tokens_details": {"reasoning_tokens": sum(self._reasoning.values())},
         }

@@ -23,18 +23,22 @@ from services.gateway.openai.chat import plan_chat
 from services.gateway.openai.completions import plan_completion
 from services.gateway.openai.fields import UnknownFields
 from services.gateway.openai.plan import Caller, Limits, Plan, PlanContext
+from services.gateway.parsers import Parsers
 from tests.fakes.tokenizer import MODEL, Performance, Script, Vocabulary, ready_info
 
 Body = dict[str, Any]
 NOW = 1_700_000_000
 
 
-def planning(*, trusts_templates: bool = False) -> PlanContext:
-    """One ready model."""
+def planning(
+    *, trusts_templates: bool = False, tool_calls: str = "none", reasoning: str = "none"
+) -> PlanContext:
+    """One ready model, and the parsers that are set."""
+    parsers = Parsers(tool_calls=tool_calls, reasoning=reasoning)
     fleet = Fleet(clock=lambda: 0.0)
     fleet.heard("a:1", info_from_message(ready_info()))
     limits = Limits(max_n=8, max_choices=16, trust_request_chat_template=trusts_templates)
-    return PlanContext(fleet, limits, UnknownFields(), b"secret")
+    return PlanContext(fleet, limits, UnknownFields(), b"secret", parsers)
 
 
 class Desk:

@@ -17,6 +17,7 @@ from services.gateway.openai.chat import plan_chat
 from services.gateway.openai.completions import plan_completion
 from services.gateway.openai.fields import UnknownFields
 from services.gateway.openai.plan import Caller, Plan, PlanContext
+from services.gateway.parsers import Parsers
 from tests.fakes.tokenizer import MODEL, VOCAB_SIZE
 from tests.unit.gateway.desk import planning
 
@@ -333,7 +334,9 @@ def test_an_unknown_model_is_not_found(plan: Any) -> None:
 
 
 def test_before_any_tokenizer_is_known_nothing_is_not_found() -> None:
-    nothing = PlanContext(Fleet(clock=lambda: 0.0), planning().limits, UnknownFields(), b"")
+    nothing = PlanContext(
+        Fleet(clock=lambda: 0.0), planning().limits, UnknownFields(), b"", Parsers()
+    )
     with pytest.raises(Unavailable):
         plan_chat({"model": MODEL, "messages": HI}, Caller(), nothing, now=0)
 

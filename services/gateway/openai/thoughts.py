@@ -1,0 +1,98 @@
+"""Whether a chat's choices begin with a thought, and constraints that start after it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from services.common.sampling import Constraint, ConstraintKind
+from services.gateway.enforced_calls import GUIDANCE
+from services.gateway.openai.schema import ChatCompletionRequest
+from services.gateway.reasoning.base import ThoughtFormat, ThoughtParser
+
+_SWITCHES = ("enable_thinking", "thinking")
+_ESCAPED_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtUse:
+    """How the thoughts of a request come about.
+
+    Attributes:
+        marks: How they are marked.
+        is_open: Whether a choice begins inside its thought.
+        is_wanted: Whether the request asks for one that the model has to open itself.
+    """
+
+    marks: ThoughtFormat
+    is_open: bool
+    is_wanted: bool
+
+    def parser(self) -> ThoughtParser:
+        """One for the text of one choice."""
+        return ThoughtParser(self.marks, is_open=self.is_open)
+
+    def before(self, constraint: Constraint | None) -> Constraint | None:
+        """The constraint of an answer that a thought stands before.
+
+        If the model is free to think or not, the constraint holds from the first token, and there
+        is no thought: a model that does not think would be led into one.
+        """
+        if constraint is None or not (self.is_open or self.is_wanted):
+            return constraint
+        opening = "" if self.is_open else _quoted(self.marks.opening) + " "
+        rules = [
+            f"start: {opening}thought space answer",
+            f"thought[suffix={_quoted(self.marks.closing)}]: /(.|\\n)*/",
+            "space: /[ \\n]{0,4}/",
+            f"answer: {_lark(constraint)}",
+        ]
+        return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+
+
+def thought_use(
+    body: ChatCompletionRequest, known_format: ThoughtFormat | None
+) -> ThoughtUse | None:
+    """How the thoughts of a request come about; ``None`` = they are not looked for.
+
+    Args:
+        body: Types checked.
+        known_format: How the model marks them, if that is known.
+    """
+    if known_format is None:
+        return None
+    kwargs = body.chat_template_kwargs or {}
+    is_off = any(kwargs.get(name) is False for name in _SWITCHES)
+    opens_turn = body.add_generation_prompt is not False and not body.continue_final_message
+    is_open = known_format.is_opened_by_prompt and opens_turn and not is_off
+    is_wanted = any(kwargs.get(name) is True for name in _SWITCHES)
+    return ThoughtUse(known_format, is_open, is_wanted)
+
+
+def _lark(constraint: Constraint) -> str:
+    """What stands for a constraint in a rule of lark."""
+    match constraint.kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return _json(constraint.spec)
+        case ConstraintKind.JSON_OBJECT:
+            return _json('{"type": "object"}')
+        case ConstraintKind.REGEX:
+            return f"/{_ESCAPED_OR_SLASH.sub(_escaped, constraint.spec)}/"
+        case ConstraintKind.CHOICE:
+            return " | ".join(map(_quoted, json.loads(constraint.spec)))
+        case ConstraintKind.GRAMMAR:
+            return f"%lark {{\n{constraint.spec}\n}}"
+
+
+def _json(schema: str) -> str:
+    return "%json " + json.dumps(json.loads(schema) | {"x-guidance": GUIDANCE}, ensure_ascii=False)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[1] or r"\/"
+
+
+def _quoted(text: str) -> str:
+    """A string of lark is written as one of JSON."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,153 @@
+"""``tools`` and ``tool_choice``: whether calls are enforced, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.common.errors import InvalidRequest
+from services.common.sampling import Constraint
+from services.gateway.enforced_calls import (
+    arguments_schema,
+    constrain_to_calls,
+    constrain_to_one,
+    read_calls,
+    reads_arguments_of,
+)
+from services.gateway.openai.schema import ChatCompletionRequest, Tool
+from services.gateway.tool_calls.base import (
+    CallFormat,
+    CallParser,
+    JsonObject,
+    ReadCalls,
+    Tools,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How the calls of a request come about.
+
+    Attributes:
+        read: How they are written.
+        tools: What may be called.
+        is_parallel: Whether there may be several.
+        constraint: What enforces them; ``None`` = the model may call or answer.
+        is_named: Whether the request has named the function: such a choice ends with "stop".
+        has_special_tokens: Whether special tokens mark them.
+    """
+
+    read: ReadCalls
+    tools: Tools
+    is_parallel: bool = True
+    constraint: Constraint | None = None
+    is_named: bool = False
+    has_special_tokens: bool = False
+
+    def parser(self) -> CallParser:
+        """One for the text of one choice."""
+        return CallParser(self.read, self.tools, is_parallel=self.is_parallel)
+
+
+def tool_use(body: ChatCompletionRequest, known_format: CallFormat | None) -> ToolUse | None:
+    """How the calls of a request come about; ``None`` = there are none.
+
+    Args:
+        body: Types checked.
+        known_format: How the model writes calls, if that is known.
+
+    Raises:
+        InvalidRequest: Names the field.
+    """
+    tools = body.tools or []
+    choice = body.tool_choice
+    if choice == "none" or (not tools and choice in (None, "auto")):
+        return None
+    if choice in (None, "auto"):
+        return _chosen_by_model(body, tools, known_format)
+    name = None if choice == "required" else _named(choice)
+    if not tools:
+        raise InvalidRequest("tool_choice needs tools to choose from", param="tool_choice")
+    if name is None:
+        return _required(body, tools)
+    return _one(name, tools)
+
+
+def _named(choice: object) -> str:
+    match choice:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+        case _:
+            raise InvalidRequest(
+                "tool_choice must be none, auto, required or "
+                f'{{"type": "function", "function": {{"name": ...}}}}, got {_shown(choice)}',
+                param="tool_choice",
+            )
+
+
+def _shown(choice: object) -> str:
+    return repr(choice)[:60]
+
+
+def _chosen_by_model(
+    body: ChatCompletionRequest, tools: Sequence[Tool], known_format: CallFormat | None
+) -> ToolUse:
+    if known_format is None:
+        name = "tools" if body.tool_choice is None else "tool_choice"
+        raise InvalidRequest(
+            f"{name}: how this model writes tool calls is not known here "
+            "(--tool-call-parser); tool_choice may be required, or name a function",
+            param=name,
+        )
+    _check_free(body)
+    schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+    return ToolUse(
+        known_format.read,
+        schemas,
+        is_parallel=body.parallel_tool_calls is not False,
+        has_special_tokens=known_format.has_special_tokens,
+    )
+
+
+def _check_free(body: ChatCompletionRequest) -> None:
+    """A constraint on the answer would keep the model from ever calling."""
+    if body.structured_outputs is not None:
+        param = "structured_outputs"
+    elif body.response_format is not None and body.response_format.type != "text":
+        param = "response_format"
+    else:
+        return
+    raise InvalidRequest(
+        f"{param} is not supported together with tools that the model is free to call: "
+        "set tool_choice to none or required",
+        param=param,
+    )
+
+
+def _required(body: ChatCompletionRequest, tools: Sequence[Tool]) -> ToolUse:
+    # Several only if asked for: a model that knows no tools would go on calling.
+    is_parallel = bool(body.parallel_tool_calls)
+    schemas = {tool.function.name: _schema(tool, index) for index, tool in enumerate(tools)}
+    constraint = constrain_to_calls(schemas, is_parallel=is_parallel)
+    return ToolUse(read_calls, schemas, is_parallel=is_parallel, constraint=constraint)
+
+
+def _one(name: str, tools: Sequence[Tool]) -> ToolUse:
+    for index, tool in enumerate(tools):
+        if tool.function.name == name:
+            schema = _schema(tool, index)
+            return ToolUse(
+                reads_arguments_of(name),
+                {name: schema},
+                constraint=constrain_to_one(schema),
+                is_named=True,
+            )
+    raise InvalidRequest(
+        f"tool_choice names {name[:60]!r}, which is not among the tools", param="tool_choice"
+    )
+
+
+def _schema(tool: Tool, index: int) -> JsonObject:
+    parameters: dict[str, Any] | None = tool.function.parameters
+    return arguments_schema(parameters, f"tools[{index}].function.parameters")

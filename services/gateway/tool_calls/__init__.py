@@ -1,0 +1,1 @@
+"""How models write tool calls: one file per format, each with its ``FORMAT``."""

@@ -1,0 +1,43 @@
+"""JSON between marks: ``<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>``.
+
+Of Hermes 2 and 3, Qwen2.5 and others. Models that forget the closing mark are understood.
+"""
+
+from __future__ import annotations
+
+from services.gateway.text_reader import Steps, TextReader
+from services.gateway.tool_calls.base import CallFormat, Findings
+
+OPENING = "<tool_call>"
+CLOSING = "</tool_call>"
+
+
+def _read(reader: TextReader, found: Findings) -> Steps[None]:
+    while (yield from reader.until(OPENING, found.text)):
+        yield from reader.accept(OPENING)
+        space = yield from reader.skip_space()
+        if (yield from reader.peek()) == "{":
+            yield from read_object(reader, found, before=OPENING + space)
+        else:
+            found.text(OPENING + space)
+
+
+def read_object(reader: TextReader, found: Findings, *, before: str) -> Steps[None]:
+    """Read a call whose "{" comes next, and its closing mark.
+
+    Args:
+        reader: The text.
+        found: Gets the call.
+        before: What was read of it already, should it turn out to be text.
+    """
+    parts: list[str] = []
+    yield from reader.bracketed(parts.append)
+    raw = "".join(parts)
+    if not found.json_call(raw):
+        found.text(before + raw)
+        return
+    yield from reader.skip_space()
+    yield from reader.accept(CLOSING)
+
+
+FORMAT = CallFormat(_read, models=("hermes", "hermes-3-llama", "hermes-2-pro-llama", "qwen2.5", "qwq"))
