@@ -40,4 +40,6 @@ def read_object(reader: TextReader, found: Findings, *, before: str) -> Steps[No
     yield from reader.accept(CLOSING)
 
 
-FORMAT = CallFormat(_read, models=("hermes", "hermes-3-llama", "hermes-2-pro-llama", "qwen2.5", "qwq"))
+FORMAT = CallFormat(
+    _read, models=("hermes", "hermes-3-llama", "hermes-2-pro-llama", "qwen2.5", "qwq")
+)
