@@ -12,6 +12,8 @@ from services.common.convert import constraint_from_message
 from services.common.errors import InvalidRequest
 from services.common.grammar import check, grammar_of
 from services.common.pb import common_pb2 as pb
+from services.gateway.openai.chat import plan_chat
+from services.gateway.openai.plan import Caller
 from tests.fakes.tokenizer import Script
 from tests.unit.gateway.desk import Desk, planning
 
@@ -157,6 +159,15 @@ def test_a_schema_that_says_what_else_it_holds_is_kept(desk: Desk) -> None:
     desk.chat(tools=[{"type": "function", "function": function}], tool_choice=choice)
     assert allows(desk, '{"x": 1}')
     assert not allows(desk, '{"x": "1"}')
+
+
+def test_what_cannot_be_enforced_is_told_of_the_tools(desk: Desk) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]}
+    for choice, param in (("required", "tools"), ("none", "response_format")):
+        plan = plan_chat(body | {"tool_choice": choice}, Caller(), desk.context, now=0)
+        told = plan.in_client_words(InvalidRequest("it is too big", param="constraint"))
+        assert told.param == param
+        assert param in told.message
 
 
 REPLIES = [

@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel
 
 from services.common.errors import Overloaded, RequestFailed, Unavailable
 from tests.fakes.tokenizer import MODEL, FakeTokenizer, Script
@@ -101,6 +102,70 @@ async def test_the_stream_helper_gives_the_final_message(front: Front) -> None:
     ):
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == "Hello, world!"
+
+
+class Weather(BaseModel):
+    """A tool."""
+
+    city: str
+    days: int
+
+
+WEATHER = openai.pydantic_function_tool(Weather)
+CALL = '[{"name": "Weather", "arguments": {"city": "Rom", "days": 3}}]'
+
+
+async def test_the_stream_helper_parses_the_arguments_of_a_required_call(front: Front) -> None:
+    front.tokenizer.script = Script(tokens=[CALL[i : i + 5] for i in range(0, len(CALL), 5)])
+    async with (
+        async_client(front) as client,
+        client.chat.completions.stream(
+            model=MODEL, messages=HI, tools=[WEATHER], tool_choice="required"
+        ) as stream,
+    ):
+        final = await stream.get_final_completion()
+    assert final.choices[0].finish_reason == "tool_calls"
+    (call,) = final.choices[0].message.tool_calls or []
+    assert call.id.startswith("call_")
+    assert call.function.parsed_arguments == Weather(city="Rom", days=3)
+
+
+async def test_the_accumulator_puts_a_streamed_call_together_as_the_whole_reply_has_it(
+    front: Front,
+) -> None:
+    front.tokenizer.script = Script(tokens=list(CALL))
+    state = ChatCompletionStreamState()
+    async with async_client(front) as client:
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=HI, tools=[WEATHER], tool_choice="required"
+        )
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=HI, tools=[WEATHER], tool_choice="required", stream=True
+        )
+        async for chunk in stream:
+            state.handle_chunk(chunk)
+    (wanted,) = whole.choices[0].message.tool_calls or []
+    (found,) = state.get_final_completion().choices[0].message.tool_calls or []
+    assert wanted.type == found.type == "function"
+    assert found.function.arguments == wanted.function.arguments
+    assert found.function.name == wanted.function.name
+
+
+async def test_flags_set_how_thoughts_and_calls_are_read() -> None:
+    text = '<think>Hm.</think><tool_call>{"name": "Weather", "arguments": {"city": "Rom"}}'
+    script = Script(tokens=[text[i : i + 4] for i in range(0, len(text), 4)])
+    async with (
+        FakeTokenizer(script).serving() as tokenizer,
+        gateway(tokenizer, tool_call_parser="hermes", reasoning_parser="qwen3") as front,
+        async_client(front) as client,
+    ):
+        reply = await client.chat.completions.create(model=MODEL, messages=HI, tools=[WEATHER])
+    message = reply.choices[0].message
+    assert message.model_extra is not None
+    assert message.model_extra["reasoning"] == "Hm."
+    (call,) = message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.arguments == '{"city": "Rom"}'
 
 
 @pytest.mark.parametrize(
