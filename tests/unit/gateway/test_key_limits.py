@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,6 @@ def test_in_the_long_run_a_key_gets_its_tokens_per_minute_and_no_more(clock: Clo
 @pytest.mark.parametrize(
     "limit", [{"max_in_flight_per_key": 1}, {"max_tokens_per_minute_per_key": 1}]
 )
-def test_limits_per_key_without_keys_are_a_config_error(limit: dict[str, int]) -> None:
+def test_limits_per_key_without_keys_are_a_config_error(limit: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="api_key"):
-        GatewayServer(GatewayConfig(**limit))  # type: ignore[arg-type]
+        GatewayServer(GatewayConfig(**limit))
