@@ -41,7 +41,7 @@ def arguments_schema(parameters: JsonObject | None, where: str) -> JsonObject:
     Raises:
         InvalidRequest: They do not describe an object.
     """
-    schema = {"type": "object"} | (parameters or {})
+    schema: JsonObject = {"type": "object"} | (parameters or {})
     if schema["type"] != "object":
         raise InvalidRequest(
             f'{where} must be a JSON schema of type "object", got {str(schema["type"])[:40]!r}',

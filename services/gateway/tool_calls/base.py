@@ -53,7 +53,7 @@ class Findings:
             tools: What may be called.
         """
         self.tools = tools
-        self._names: list[object] = list(tools)
+        self._names: list[object] = list(tools)  # no set: what reads like a name may be anything
         self._num_calls = 0
         self._space = ""
         self._is_after_call = False
@@ -90,7 +90,12 @@ class Findings:
             self._add(CallPart(self._num_calls - 1, "", text))
 
     def _add(self, part: CallPart) -> None:
-        self._found.calls.append(part)
+        """Keep a part, as one with what was found of the same call just before."""
+        calls = self._found.calls
+        if calls and calls[-1].index == part.index:
+            last = calls.pop()
+            part = CallPart(part.index, last.name, last.arguments + part.arguments)
+        calls.append(part)
 
     def call(self, name: object, arguments: object) -> bool:
         """A whole call; ``False`` if it is none."""

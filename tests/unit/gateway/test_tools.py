@@ -78,7 +78,9 @@ def streamed_calls(chunks: list[Any]) -> list[tuple[str, str]]:
     """The same out of a stream; id, type and name must come once, and first."""
     calls: list[list[str]] = []
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
-        for part in choice["delta"].get("tool_calls", []):
+        parts = choice["delta"].get("tool_calls", [])
+        assert len({part["index"] for part in parts}) == len(parts)
+        for part in parts:
             if part["index"] == len(calls):
                 assert part["id"] and part["type"] == "function"
                 calls.append([part["function"]["name"], ""])
@@ -98,7 +100,7 @@ def content_of(chunks: list[Any]) -> str:
 
 @pytest.mark.parametrize("strict", [None, False, True])
 def test_required_is_enforced_with_and_without_strict(desk: Desk, strict: bool | None) -> None:
-    function = WEATHER["function"] | {"strict": strict}  # type: ignore[operator]
+    function = WEATHER["function"] | {"strict": strict}
     desk.script = said(ONE_CALL)
     desk.chat(tools=[WEATHER | {"function": function}, PING], tool_choice="required")
     assert allows(desk, ONE_CALL)
