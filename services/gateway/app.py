@@ -23,9 +23,11 @@ from services.gateway.generation_exchange import GenerationExchange, Planner
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import replies
 from services.gateway.openai.chat import plan_chat
+from services.gateway.openai.chunks import ChatCompletionChunk, CompletionChunk
 from services.gateway.openai.completions import plan_completion
 from services.gateway.openai.models import model_list, one_model
 from services.gateway.openai.plan import Caller, Plan, PlanContext
+from services.gateway.openai.render import RenderReply
 from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.openai.tokenize import (
     DetokenizeReply,
@@ -130,7 +132,7 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         "/v1/chat/completions",
         summary="Continue a conversation",
         openapi_extra=openapi.body_of(ChatCompletionRequest),
-        responses=openapi.replies_of(replies.ChatCompletion, streams=True),
+        responses=openapi.replies_of(replies.ChatCompletion, chunk=ChatCompletionChunk),
     )
     async def chat_completions() -> Response:
         return GenerationExchange(chat, gateway.exchange)
@@ -139,7 +141,7 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
         "/v1/completions",
         summary="Continue a text",
         openapi_extra=openapi.body_of(CompletionRequest),
-        responses=openapi.replies_of(replies.Completion, streams=True),
+        responses=openapi.replies_of(replies.Completion, chunk=CompletionChunk),
     )
     async def completions() -> Response:
         return GenerationExchange(completion, gateway.exchange)
@@ -166,6 +168,15 @@ def _add_tokenize_routes(app: FastAPI, gateway: Gateway) -> None:
     )
     async def detokenize() -> Response:
         return JsonExchange(work.detokenize, gateway.exchange)
+
+    @route(
+        "/v1/chat/completions/render",
+        summary="A chat as the model would see it",
+        openapi_extra=openapi.body_of(ChatCompletionRequest),
+        responses=openapi.replies_of(RenderReply),
+    )
+    async def render() -> Response:
+        return JsonExchange(work.render, gateway.exchange)
 
 
 def _add_model_routes(app: FastAPI, gateway: Gateway) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.gateway.openai.chunks import ChatCompletionChunk, CompletionChunk
+from services.gateway.openai.examples import EXAMPLES
 from services.gateway.openai.replies import ErrorReply
 from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
@@ -20,6 +23,8 @@ _BODIES: tuple[type[BaseModel], ...] = (
     TokenizeRequest,
     DetokenizeRequest,
 )
+# Nothing in a route refers to these: an event stream is described in words.
+_CHUNKS: tuple[type[BaseModel], ...] = (ChatCompletionChunk, CompletionChunk)
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -40,17 +45,28 @@ def path_parameter(name: str, description: str) -> dict[str, Any]:
     return {"parameters": [parameter]}
 
 
-def replies_of(model: type[BaseModel], *, streams: bool = False) -> dict[int | str, dict[str, Any]]:
-    """``responses`` of a route that generates text."""
+def replies_of(
+    model: type[BaseModel], *, chunk: type[BaseModel] | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of a route that has a body.
+
+    Args:
+        model: The whole reply.
+        chunk: Data of the events, where the reply can be streamed.
+    """
     done: dict[str, Any] = {"model": model, "description": "The answer."}
-    if streams:
-        done["content"] = {
-            "text/event-stream": {
-                "schema": {"type": "string"},
-                "example": 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n',
-            }
-        }
+    if chunk is not None:
+        done["content"] = {"text/event-stream": _events_of(chunk)}
     return {200: done} | errors_of(400, 401, 404, 413, 429, 500, 502, 503)
+
+
+def _events_of(chunk: type[BaseModel]) -> dict[str, Any]:
+    text = (
+        f"With stream true. Data of each event: a {chunk.__name__}; of the last: [DONE]. "
+        "A stream that fails ends in an event with an error object, and without [DONE]."
+    )
+    example = f"data: {orjson.dumps(EXAMPLES[chunk]).decode()}\n\ndata: [DONE]\n\n"
+    return {"schema": {"type": "string", "description": text}, "example": example}
 
 
 def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -85,9 +101,12 @@ def _document(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
-    _, bodies = models_json_schema(
-        [(model, "validation") for model in _BODIES], ref_template=_REF + "{model}"
+    _, made = models_json_schema(
+        [(model, "validation") for model in _BODIES + _CHUNKS], ref_template=_REF + "{model}"
     )
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
-    schemas.update(bodies["$defs"])
+    for name, schema in made["$defs"].items():
+        schemas.setdefault(name, schema)
+    for model, example in EXAMPLES.items():
+        schemas[model.__name__]["examples"] = [example]
     return found

@@ -1,10 +1,11 @@
-"""What /tokenize and /detokenize do."""
+"""What /tokenize, /detokenize and /v1/chat/completions/render do."""
 
 from __future__ import annotations
 
 from services.gateway.exchange import JsonObject
 from services.gateway.generation import TextPrompt
 from services.gateway.openai.plan import PlanContext
+from services.gateway.openai.render import plan_render
 from services.gateway.openai.tokenize import TokenizePlan, plan_detokenize, plan_tokenize
 from services.gateway.tokenizer_client import TokenizerClient
 
@@ -43,3 +44,9 @@ class TokenRoutes:
         model, prompt = plan_detokenize(body, self._planning)
         text = await self._client.detokenize(model, prompt.ids, skip_special_tokens=False)
         return {"prompt": text}
+
+    async def render(self, body: JsonObject) -> JsonObject:
+        """Reply of POST /v1/chat/completions/render."""
+        model, prompt = plan_render(body, self._planning)
+        text, ids = await self._client.render(model, prompt)
+        return {"model": model, "prompt": text, "token_ids": ids}

@@ -69,9 +69,10 @@ def plan_completion(raw: dict[str, Any], caller: Caller, context: PlanContext, *
     """
     body = validate(raw, CompletionRequest)
     info = check_common(body, context, also_refused=_REFUSED | {"best_of": (body.n or 1,)})
-    prompts = parse_prompts(body.prompt, vocab_size=info.vocab_size)
+    max_choices = context.limits.max_choices
+    prompts = parse_prompts(body.prompt, vocab_size=info.vocab_size, max_prompts=max_choices)
     n = num_choices(body, context.limits)
-    _check_num_choices(len(prompts), n, context.limits.max_choices)
+    _check_num_choices(len(prompts), n, max_choices)
     options = _options(body)
     request_id = new_request_id("cmpl")
     make = partial(

@@ -18,7 +18,7 @@ MAX_NAME_LENGTH = 64
 log = get_logger(__name__)
 
 # Field → values that mean the same as not giving it. ``null`` always does.
-_REFUSED: dict[str, tuple[object, ...]] = {
+REFUSED: dict[str, tuple[object, ...]] = {
     # OpenAI
     "audio": (),
     "function_call": ("none",),
@@ -93,7 +93,7 @@ class UnknownFields:
             InvalidRequest: Names the field.
         """
         for name, value in (extra or {}).items():
-            harmless = _REFUSED.get(name, also_refused.get(name))
+            harmless = REFUSED.get(name, also_refused.get(name))
             if harmless is None:
                 self._log_once(where + name)
             elif value is not None and not _is_one_of(value, harmless):

@@ -11,6 +11,11 @@ from services.common.errors import InvalidRequest
 from services.gateway.generation import ChatPrompt
 from services.gateway.openai.schema import ContentPart, Message, Tool
 
+MAX_PARTS = 1024
+
+# Fields of OpenAI's messages that would be lost on a text model, and what to use instead.
+_REFUSED = {"audio": "this model reads text only", "function_call": "use tool_calls"}
+
 # What chat_template_kwargs may not set: each has a field of its own, or would be code.
 _RESERVED_KWARGS = frozenset(
     {
@@ -94,10 +99,18 @@ def check_messages(messages: Sequence[Message]) -> None:
     """
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
+        _check_extra(message, where)
         if message.content is None:
             _check_silence(message, where)
         elif isinstance(message.content, list):
             _check_parts(message.content, f"{where}.content")
+
+
+def _check_extra(message: Message, where: str) -> None:
+    for name, reason in _REFUSED.items():
+        if (message.model_extra or {}).get(name) is not None:
+            field = f"{where}.{name}"
+            raise InvalidRequest(f"{field} is not supported here: {reason}", param=field)
 
 
 def _check_silence(message: Message, where: str) -> None:
@@ -111,6 +124,8 @@ def _check_silence(message: Message, where: str) -> None:
 def _check_parts(parts: Sequence[ContentPart], where: str) -> None:
     if not parts:
         raise InvalidRequest(f"{where} must not be an empty list", param=where)
+    if len(parts) > MAX_PARTS:
+        raise InvalidRequest(f"{where} has {len(parts)} parts; at most {MAX_PARTS}", param=where)
     for index, part in enumerate(parts):
         field = f"{where}[{index}]"
         if part.type not in ("text", "refusal"):

@@ -8,17 +8,21 @@ from services.common.errors import InvalidRequest
 from services.gateway.generation import IdsPrompt, TextPrompt
 
 MAX_TOKEN_ID = 2**32 - 1
+MAX_IDS = 1 << 20
 
 
-def parse_prompts(prompt: object, *, vocab_size: int) -> list[TextPrompt | IdsPrompt]:
+def parse_prompts(
+    prompt: object, *, vocab_size: int, max_prompts: int
+) -> list[TextPrompt | IdsPrompt]:
     """The prompts of a request.
 
     Args:
         prompt: As it came.
         vocab_size: Of the model; 0 = not known.
+        max_prompts: Most prompts of a request.
 
     Raises:
-        InvalidRequest: Of another type, empty, or with ids that the model does not have.
+        InvalidRequest: Of another type, empty, too many, or with ids that the model does not have.
     """
     if isinstance(prompt, str):
         return [_text(prompt, "prompt")]
@@ -30,6 +34,10 @@ def parse_prompts(prompt: object, *, vocab_size: int) -> list[TextPrompt | IdsPr
         raise InvalidRequest("prompt must not be empty", param="prompt")
     if type(prompt[0]) is int:
         return [token_ids(prompt, "prompt", vocab_size=vocab_size)]
+    if len(prompt) > max_prompts:
+        raise InvalidRequest(
+            f"prompt has {len(prompt)} entries; at most {max_prompts} are allowed", param="prompt"
+        )
     return [_one(part, f"prompt[{index}]", vocab_size) for index, part in enumerate(prompt)]
 
 
@@ -56,10 +64,12 @@ def token_ids(ids: Sequence[object], where: str, *, vocab_size: int) -> IdsPromp
         vocab_size: Of the model; 0 = not known.
 
     Raises:
-        InvalidRequest: None, no integers, or ids that the model does not have.
+        InvalidRequest: None, too many, no integers, or ids that the model does not have.
     """
     if not ids:
         raise InvalidRequest(f"{where} must not be empty", param=where)
+    if len(ids) > MAX_IDS:
+        raise InvalidRequest(f"{where} has {len(ids)} token ids; at most {MAX_IDS}", param=where)
     last = vocab_size - 1 if vocab_size else MAX_TOKEN_ID
     for index, token_id in enumerate(ids):
         if type(token_id) is not int:

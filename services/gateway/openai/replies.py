@@ -85,6 +85,18 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
     stop_reason: str | int | None = Field(None, description="The stop text or token id, if any.")
+    token_ids: list[int] | None = Field(None, description="Only with return_token_ids.")
+
+
+class PromptLogprob(BaseModel):
+    """A token at a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChatCompletion(BaseModel):
@@ -96,6 +108,10 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageObject
+    prompt_token_ids: list[int] | None = Field(None, description="Only with return_token_ids.")
+    prompt_logprobs: PromptLogprobs | None = Field(
+        None, description="Only if asked for: by token id, null for the first token."
+    )
 
 
 class CompletionLogprobsObject(BaseModel):
@@ -115,6 +131,11 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobsObject | None
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = Field(None, description="Only with return_token_ids.")
+    prompt_token_ids: list[int] | None = Field(None, description="Only with return_token_ids.")
+    prompt_logprobs: PromptLogprobs | None = Field(
+        None, description="Only if asked for: by token id, null for the first token."
+    )
 
 
 class Completion(BaseModel):

@@ -163,6 +163,9 @@ class GenerationBody(StrictModel):
     prompt_cache_key: str | None = Field(
         None, description="Accepted without effect: the cache finds shared prefixes by itself."
     )
+    prompt_cache_options: dict[str, Any] | None = Field(
+        None, description="Accepted without effect."
+    )
     prompt_cache_retention: str | None = Field(None, description="Accepted without effect.")
     safety_identifier: str | None = Field(None, description="Accepted without effect.")
 
@@ -209,7 +212,8 @@ class GenerationBody(StrictModel):
     )
     priority: int | None = Field(None, description="Lower runs first; default 0.")
     request_id: str | None = Field(
-        None, description="The client's name for the request, for logs; ours stays unique."
+        None,
+        description="Accepted without effect: ids are ours. X-Request-Id is echoed and logged.",
     )
     return_token_ids: bool | None = Field(
         None, description="Add token_ids to choices and prompt_token_ids to the reply."
@@ -272,7 +276,7 @@ class Message(StrictModel):
         None, description="Text, or a list of text parts."
     )
     name: str | None = Field(None, description="Who speaks; given to the template.")
-    tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning: str | None = None

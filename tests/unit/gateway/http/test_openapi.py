@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.unit.gateway.http.conftest import Front
+import pytest
+
+from tests.fakes.tokenizer import MODEL
+from tests.unit.gateway.documented import Schema, faults
+from tests.unit.gateway.http.conftest import Front, events
 
 
 async def document(front: Front) -> dict[str, Any]:
@@ -62,12 +66,122 @@ async def test_docs_are_served(front: Front) -> None:
     assert "swagger" in response.text.lower()
 
 
-async def test_the_examples_of_the_docs_work(front: Front) -> None:
-    schemas = (await document(front))["components"]["schemas"]
-    for name, path in {
-        "ChatCompletionRequest": "/v1/chat/completions",
-        "CompletionRequest": "/v1/completions",
-    }.items():
-        for example in schemas[name]["examples"]:
-            response = await front.http.post(path, json=example | {"model": "fake"})
+def schema_of(found: dict[str, Any], path: str, method: str, status: str) -> Schema:
+    """What the document says of a JSON reply."""
+    replies = found["paths"][path][method]["responses"]
+    return replies[status]["content"]["application/json"]["schema"]  # type: ignore[no-any-return]
+
+
+async def test_every_body_has_an_example_that_is_taken_and_fits_its_schema(front: Front) -> None:
+    found = await document(front)
+    schemas = found["components"]["schemas"]
+    bodies = {
+        path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for path, methods in found["paths"].items()
+        if "requestBody" in methods.get("post", {})
+    }
+    assert {"/v1/chat/completions", "/v1/completions", "/tokenize"} <= bodies.keys()
+    for path, schema in bodies.items():
+        for example in schemas[schema["$ref"].rpartition("/")[2]]["examples"]:
+            assert faults(example, schema, schemas) == []
+            response = await front.http.post(path, json=example | {"model": MODEL})
             assert response.status_code == 200, response.text
+            reply = schema_of(found, path, "post", "200")
+            assert faults(response.json(), reply, schemas) == [], path
+
+
+async def test_every_json_reply_has_an_example_that_fits_its_schema(front: Front) -> None:
+    found = await document(front)
+    schemas = found["components"]["schemas"]
+    for path, methods in found["paths"].items():
+        for method, route in methods.items():
+            for status, reply in route["responses"].items():
+                if path == "/metrics":
+                    assert "text/plain" in reply["content"]
+                    continue
+                schema = schema_of(found, path, method, status)
+                (example,) = schemas[schema["$ref"].rpartition("/")[2]]["examples"]
+                assert faults(example, schema, schemas) == [], (path, status)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/{model}"),
+        ("GET", "/health"),
+        ("GET", "/ping"),
+        ("GET", "/live"),
+        ("GET", "/load"),
+        ("GET", "/version"),
+        ("POST", "/reset_prefix_cache"),
+    ],
+)
+async def test_a_real_reply_has_no_field_that_is_not_described(
+    front: Front, method: str, path: str
+) -> None:
+    found = await document(front)
+    response = await front.http.request(method, path.replace("{model}", MODEL))
+    assert response.status_code == 200
+    schema = schema_of(found, path, method.lower(), "200")
+    assert faults(response.json(), schema, found["components"]["schemas"]) == []
+
+
+RICH: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "n": 2,
+        "return_token_ids": True,
+    },
+    "/v1/completions": {"prompt": "one two", "logprobs": 2, "n": 2, "return_token_ids": True},
+}
+
+
+@pytest.mark.parametrize(("path", "body"), RICH.items(), ids=list(RICH))
+async def test_a_reply_with_everything_asked_for_is_as_described(
+    front: Front, path: str, body: dict[str, Any]
+) -> None:
+    found = await document(front)
+    response = await front.http.post(path, json=body | {"prompt_logprobs": 2})
+    assert response.status_code == 200, response.text
+    schema = schema_of(found, path, "post", "200")
+    assert faults(response.json(), schema, found["components"]["schemas"]) == []
+
+
+def chunk_schema(found: dict[str, Any], path: str) -> Schema:
+    """What the document says of the data of a stream's events."""
+    stream = found["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    (name,) = re.findall(r"a (\w+Chunk);", stream["schema"]["description"])
+    return found["components"]["schemas"][name]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("path", "body"), RICH.items(), ids=list(RICH))
+async def test_every_chunk_is_as_described(front: Front, path: str, body: dict[str, Any]) -> None:
+    found = await document(front)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    streamed = {"stream": True, "stream_options": options}
+    *chunks, done = events(await front.http.post(path, json=body | streamed))
+    assert done == "[DONE]" and len(chunks) > 5
+    schema = chunk_schema(found, path)
+    for chunk in [*chunks, *schema["examples"]]:
+        assert faults(chunk, schema, found["components"]["schemas"]) == []
+
+
+async def test_an_error_is_as_described(front: Front) -> None:
+    found = await document(front)
+    response = await front.chat(temperature=-1)
+    schema = schema_of(found, "/v1/chat/completions", "post", "400")
+    assert faults(response.json(), schema, found["components"]["schemas"]) == []
+
+
+async def test_what_is_not_described_is_found() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+        "required": ["a"],
+    }
+    assert faults({"a": 1}, schema, {}) == faults({"a": None}, schema, {}) == []
+    assert faults({"a": True}, schema, {}) != []
+    assert faults({"b": 1}, schema, {}) == ["$.a is missing", "$.b is not described"]

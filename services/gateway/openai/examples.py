@@ -1,0 +1,134 @@
+"""An example of every reply, for the documentation; the bodies' examples are with the bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from services.gateway.openai.chunks import ChatCompletionChunk, CompletionChunk
+from services.gateway.openai.render import RenderReply
+from services.gateway.openai.replies import (
+    CacheResetReply,
+    ChatCompletion,
+    Completion,
+    ErrorReply,
+    HealthReply,
+    LiveReply,
+    LoadReply,
+    ModelList,
+    ModelObject,
+    NotReadyReply,
+    VersionReply,
+)
+from services.gateway.openai.tokenize import DetokenizeReply, TokenizeReply
+
+_HEAD = {"created": 1700000000, "model": "smollm2"}
+_CHAT_HEAD = _HEAD | {"id": "chatcmpl-0123456789abcdef01234567"}
+_COMPLETION_HEAD = _HEAD | {"id": "cmpl-0123456789abcdef01234567"}
+_MODEL = {
+    "id": "smollm2",
+    "object": "model",
+    "created": 1700000000,
+    "owned_by": "sluiceway",
+    "root": "smollm2",
+    "parent": None,
+    "max_model_len": 8192,
+}
+_NOT_READY = {
+    "message": "worker-a is loading (load weights, 40 %)",
+    "type": "service_unavailable_error",
+    "param": None,
+    "code": "unavailable",
+}
+
+
+def _usage(prompt: int, completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
+    ChatCompletion: _CHAT_HEAD
+    | {
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "The capital of France is Paris.",
+                    "refusal": None,
+                },
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
+        "usage": _usage(37, 8),
+    },
+    ChatCompletionChunk: _CHAT_HEAD
+    | {
+        "object": "chat.completion.chunk",
+        "choices": [
+            {"index": 0, "delta": {"content": "The"}, "logprobs": None, "finish_reason": None}
+        ],
+    },
+    Completion: _COMPLETION_HEAD
+    | {
+        "object": "text_completion",
+        "choices": [
+            {
+                "index": 0,
+                "text": " 5 6 7 8 9",
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
+            }
+        ],
+        "usage": _usage(7, 10),
+    },
+    CompletionChunk: _COMPLETION_HEAD
+    | {
+        "object": "text_completion",
+        "choices": [{"index": 0, "text": " 5", "logprobs": None, "finish_reason": None}],
+    },
+    RenderReply: {
+        "model": "smollm2",
+        "prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+        "token_ids": [1, 4093, 198, 26843, 2, 198, 1, 520, 9531, 198],
+    },
+    TokenizeReply: {
+        "count": 3,
+        "max_model_len": 8192,
+        "tokens": [33, 216, 34],
+        "token_strs": None,
+    },
+    DetokenizeReply: {"prompt": "1 2"},
+    ModelObject: _MODEL,
+    ModelList: {"object": "list", "data": [_MODEL]},
+    HealthReply: {"status": "ok"},
+    NotReadyReply: {
+        "error": _NOT_READY,
+        "status": "not_ready",
+        "phase": "load weights",
+        "percent": 40,
+    },
+    LiveReply: {"status": "alive"},
+    LoadReply: {"server_load": 3},
+    CacheResetReply: {"engines_reset": 1, "engines_busy": 1},
+    VersionReply: {"version": "0.1.0"},
+    ErrorReply: {
+        "error": {
+            "message": "temperature must be at least 0, got -1",
+            "type": "invalid_request_error",
+            "param": "temperature",
+            "code": None,
+        }
+    },
+}
