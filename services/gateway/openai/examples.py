@@ -23,10 +23,10 @@ from services.gateway.openai.replies import (
 )
 from services.gateway.openai.tokenize import DetokenizeReply, TokenizeReply
 
-_HEAD = {"created": 1700000000, "model": "smollm2"}
+_HEAD: dict[str, Any] = {"created": 1700000000, "model": "smollm2"}
 _CHAT_HEAD = _HEAD | {"id": "chatcmpl-0123456789abcdef01234567"}
 _COMPLETION_HEAD = _HEAD | {"id": "cmpl-0123456789abcdef01234567"}
-_MODEL = {
+_MODEL: dict[str, Any] = {
     "id": "smollm2",
     "object": "model",
     "created": 1700000000,
@@ -35,7 +35,7 @@ _MODEL = {
     "parent": None,
     "max_model_len": 8192,
 }
-_NOT_READY = {
+_NOT_READY: dict[str, Any] = {
     "message": "worker-a is loading (load weights, 40 %)",
     "type": "service_unavailable_error",
     "param": None,
