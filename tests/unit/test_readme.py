@@ -9,7 +9,15 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from services.cli import main
+from services.gateway.admission import Admission
+from services.gateway.auth import OPEN_PATHS
+from services.gateway.config import GatewayConfig
+from services.gateway.fleet import Fleet
+from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
+from services.gateway.server import assemble
+from services.gateway.tokenizer_client import TokenizerClient
 from services.launcher.settings import SERVICES, config_class
+from tests.unit.gateway.field_status import known_fields, status
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -88,6 +96,55 @@ def test_the_ports_of_the_table_are_the_defaults(service: str) -> None:
     ports = (fields["port"].default, fields["http_port"].default)
     expected = ("–", str(ports[0])) if service == "gateway" else tuple(map(str, ports))  # noqa: RUF001
     assert (grpc_port, http_port) == expected
+
+
+def table(header: str) -> list[list[str]]:
+    """The cells of each row below a header."""
+    lines = README.split(header + "\n")[1].splitlines()[1:]
+    end = lines.index("")
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:end]]
+
+
+def names_in(cell: str) -> list[str]:
+    """What a cell has in backticks, but for flags."""
+    return [name for name in re.findall(r"`([^`]+)`", cell) if not name.startswith("--")]
+
+
+def routes() -> set[str]:
+    """ "METHOD /path" of every route that the gateway has."""
+    fleet = Fleet(clock=lambda: 0.0)
+    client = TokenizerClient((), fleet=fleet, cluster_token=None)
+    app = assemble(GatewayConfig(), fleet=fleet, client=client, admission=Admission(1))
+    found = {
+        f"{method.upper()} {path}"
+        for path, methods in app.openapi()["paths"].items()
+        for method in methods
+    }
+    return found | {f"GET {app.docs_url}", f"GET {app.openapi_url}"}
+
+
+def test_the_table_of_routes_has_each_route_and_says_which_need_a_key() -> None:
+    told = {
+        route: (state.partition(":")[0].partition(",")[0], key)
+        for cell, state, key in table("| route | | |")
+        for route in names_in(cell)
+    }
+    assert {route for route, (state, _) in told.items() if state == "works"} == routes()
+    assert {state for state, _ in told.values()} == {"works", "refused"}
+    for route, (_, key) in told.items():
+        assert key == ("open" if route.split()[1] in OPEN_PATHS else "key"), route
+
+
+def test_the_table_of_fields_says_what_becomes_of_each_and_leaves_none_out() -> None:
+    told: dict[str, tuple[str, str]] = {}
+    for chat, completions, cell in table("| chat | completions | fields |"):
+        for name in names_in(cell):
+            assert name not in told, name
+            told[name] = (chat, completions)
+    assert told == {
+        name: (status(ChatCompletionRequest, name).value, status(CompletionRequest, name).value)
+        for name in known_fields().union(told)
+    }
 
 
 def code() -> list[str]:
