@@ -37,14 +37,15 @@ class ThoughtUse:
         """The constraint of an answer that a thought stands before.
 
         If the model is free to think or not, the constraint holds from the first token, and there
-        is no thought: a model that does not think would be led into one.
+        is no thought: a model that does not think would be led into one. The marks must be tokens
+        of the model, else its worker refuses the constraint; it may spell them out all the same.
         """
         if constraint is None or not (self.is_open or self.is_wanted):
             return constraint
-        opening = "" if self.is_open else _quoted(self.marks.opening) + " "
+        opening = "" if self.is_open else f"({_token_or_text(self.marks.opening)}) "
         rules = [
             f"start: {opening}thought space answer",
-            f"thought[suffix={_quoted(self.marks.closing)}]: /(.|\\n)*/",
+            *_thought_rules(self.marks.closing),
             "space: /[ \\n]{0,4}/",
             f"answer: {_lark(constraint)}",
         ]
@@ -68,6 +69,21 @@ def thought_use(
     is_open = known_format.is_opened_by_prompt and opens_turn and not is_off
     is_wanted = any(kwargs.get(name) is True for name in _SWITCHES)
     return ThoughtUse(known_format, is_open, is_wanted)
+
+
+def _token_or_text(mark: str) -> str:
+    """A mark, as a token of the model or letter by letter."""
+    return f"{mark} | {_quoted(mark)}"
+
+
+def _thought_rules(closing: str) -> list[str]:
+    """Any text up to the first closing mark, as a token of the model or letter by letter."""
+    spelled = re.escape(closing).replace("/", r"\/")
+    return [
+        f"thought: TEXT {closing} | spelled",
+        rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{spelled}(.|\n)*/",
+        f"spelled[suffix={_quoted(closing)}]: /(.|\\n)*/",
+    ]
 
 
 def _lark(constraint: Constraint) -> str:

@@ -12,8 +12,8 @@ class ThoughtFormat:
     """How a model marks its thought.
 
     Attributes:
-        opening: Stands before it.
-        closing: Stands after it.
+        opening: Stands before it; written as ``<...>``, as grammars write tokens.
+        closing: Stands after it; likewise.
         is_opened_by_prompt: Whether the chat template has written ``opening`` already.
         models: Parts of names of models that think so, in lower case.
     """

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
+from services.common.convert import constraint_from_message
+from services.common.grammar import grammar_of
 from services.gateway.parsers import Parsers
 from services.gateway.reasoning.base import ThoughtParser
 from tests.unit.gateway.desk import Desk, planning
+from tests.unit.gateway.grammars import accepts
 from tests.unit.gateway.test_tools import (
     ARGUMENTS,
     NAMED,
@@ -232,26 +236,46 @@ CONSTRAINTS = [
 ]
 
 
+@pytest.mark.parametrize("as_tokens", [True, False])
 @pytest.mark.parametrize(("fields", "good", "bad"), CONSTRAINTS)
 def test_a_constraint_starts_after_the_thought(
-    thinker: Desk, fields: dict[str, Any], good: str, bad: str
+    thinker: Desk, fields: dict[str, Any], good: str, bad: str, as_tokens: bool
 ) -> None:
     thinker.chat(**fields)
-    assert allows(thinker, f"so\nor </th so?</think>{good}")
-    assert allows(thinker, f"</think>\n\n{good}")
-    assert not allows(thinker, good)
-    assert not allows(thinker, f"so</think>{bad}")
-    assert not allows(thinker, f"so</think>{good}</think>{good}")
+
+    def allowed(text: str) -> bool:
+        return accepts(thinker.requests[-1], text, marks_are_tokens=as_tokens)
+
+    assert allowed(f"so\nor </th so?</think>{good}")
+    assert allowed(f"</think>\n\n{good}")
+    assert not allowed(good)
+    assert not allowed(f"so</think>{bad}")
+    assert not allowed(f"so</think>more</think>{good}")
 
 
+@pytest.mark.parametrize("as_tokens", [True, False])
 @pytest.mark.parametrize(("fields", "good", "bad"), CONSTRAINTS)
 def test_a_thought_that_is_asked_for_is_opened_before_a_constraint(
-    thinking: Desk, fields: dict[str, Any], good: str, bad: str
+    thinking: Desk, fields: dict[str, Any], good: str, bad: str, as_tokens: bool
 ) -> None:
     thinking.chat(chat_template_kwargs={"enable_thinking": True}, **fields)
-    assert allows(thinking, f"<think>so</think>{good}")
-    assert not allows(thinking, f"<think>so</think>{bad}")
-    assert not allows(thinking, good)
+
+    def allowed(text: str) -> bool:
+        return accepts(thinking.requests[-1], text, marks_are_tokens=as_tokens)
+
+    assert allowed(f"<think>so</think>{good}")
+    assert not allowed(f"<think>so</think>{bad}")
+    assert not allowed(good)
+
+
+def test_a_constraint_after_the_thought_of_a_model_without_such_tokens_is_refused(
+    thinker: Desk,
+) -> None:
+    thinker.chat(response_format={"type": "json_object"})
+    constraint = constraint_from_message(thinker.requests[0].constraint)
+    assert constraint is not None
+    matcher = LLMatcher(LLTokenizer("byte"), grammar_of(constraint))
+    assert 'unknown special token: "</think>"' in matcher.get_error()
 
 
 @pytest.mark.parametrize(("fields", "good", "bad"), CONSTRAINTS)

@@ -6,16 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
-from services.common.convert import constraint_from_message
 from services.common.errors import InvalidRequest
-from services.common.grammar import check, grammar_of
 from services.common.pb import common_pb2 as pb
 from services.gateway.openai.chat import plan_chat
 from services.gateway.openai.plan import Caller
 from tests.fakes.tokenizer import Script
 from tests.unit.gateway.desk import Desk, planning
+from tests.unit.gateway.grammars import accepts
 
 WEATHER = {
     "type": "function",
@@ -57,13 +55,7 @@ def said(text: str, *, size: int = 3, **script: Any) -> Script:
 
 def allows(desk: Desk, text: str) -> bool:
     """Whether the constraint of the last request lets a text through to its end."""
-    constraint = constraint_from_message(desk.requests[-1].constraint)
-    assert constraint is not None
-    check(constraint)
-    tokenizer = LLTokenizer("byte")
-    matcher = LLMatcher(tokenizer, grammar_of(constraint))
-    tokens = tokenizer.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+    return accepts(desk.requests[-1], text)
 
 
 def calls_of(reply: dict[str, Any]) -> list[tuple[str, str]]:
