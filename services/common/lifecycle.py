@@ -117,7 +117,9 @@ def raise_if_cancelled() -> None:
     """Go on with a cancellation that a TaskGroup has kept to itself.
 
     One that is cancelled while its children fail raises their errors only (until Python 3.13): who
-    catches them and goes on asks here first, or would go on for ever.
+    catches them and goes on asks here first, or would go on for ever. The group's body must wait
+    for something until the end: a child that fails after the body leaves a cancellation of the
+    group's own behind, which cannot be told from one that is meant.
 
     Raises:
         asyncio.CancelledError: The current task is to end.

@@ -117,7 +117,7 @@ class KvPublisher:
             call = pb_grpc.KvStoreStub(channel).Publish()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(call))
-                group.create_task(self._write(call))
+                await self._write(call)
         except* (SluicewayError, TimeoutError) as failures:
             metrics.KV_STREAM_UP.set(0)
             log.warning("kvstore_stream_ended", address=address, error=str(failures.exceptions[0]))

@@ -162,7 +162,7 @@ class Session:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(call))
                 tasks.create_task(self._write(call))
-                tasks.create_task(self._keep_time())
+                await self._keep_time()
         except* WorkerLost as group:
             why = str(group.exceptions[0])
         finally:

@@ -151,7 +151,7 @@ class SchedulerLink:
             tasks.create_task(self._beat())
             tasks.create_task(self._announce())
             tasks.create_task(self._leave())
-            tasks.create_task(self._break())
+            await self._break()
 
     async def _read(self, call: Call) -> None:
         async for frame in call:

@@ -94,28 +94,39 @@ def test_a_bad_setting_is_named_and_ends_the_process(capsys: pytest.CaptureFixtu
     assert "worker.port" in capsys.readouterr().err
 
 
-async def test_a_cancellation_that_comes_with_an_error_is_not_lost() -> None:
-    begun = asyncio.Event()
+async def fail_when_cancelled() -> None:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise ValueError from None
 
-    async def fail_when_cancelled() -> None:
-        begun.set()
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            raise ValueError from None
+
+async def fail() -> None:
+    await asyncio.sleep(0)
+    raise ValueError
+
+
+@pytest.mark.parametrize("also_fails", [False, True])
+async def test_a_cancellation_that_comes_with_an_error_is_not_lost(also_fails: bool) -> None:
+    has_failed = asyncio.Event()
 
     async def stay() -> None:
         while True:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(fail_when_cancelled())
+                    if also_fails or not has_failed.is_set():
+                        tasks.create_task(fail())
+                    await asyncio.sleep(60)
             except* ValueError:
-                pass
+                has_failed.set()
             lifecycle.raise_if_cancelled()
 
     staying = asyncio.ensure_future(stay())
-    await begun.wait()
-    staying.cancel()
-    done, _ = await asyncio.wait([staying], timeout=30)
-    assert done == {staying}
+    async with asyncio.timeout(30):
+        await has_failed.wait()
+        await asyncio.sleep(0.01)
+        assert not staying.done(), "an error alone is no cancellation"
+        staying.cancel()
+        await asyncio.wait([staying])
     assert staying.cancelled()
