@@ -1,0 +1,295 @@
+"""What the split into processes costs: tokens a second of one process and of five, side by side.
+
+    python -m tests.benchmarks.bench_split [--model smollm2] [--requests 16 64] ...
+
+All ways have the same runner, scheduler core, depth, threads and prompts, and take turns; medians
+over the repetitions count. The ways: the runner called in a bare loop; ``services.offline.LLM``;
+a client on a Session with the scheduler; streams over HTTP. CPU seconds are those of one
+repetition; the client's are this process's own. The last line is the Session client's share of the
+single process's speed, the lowest of all sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+import torch
+
+from services.common.fingerprint import text_fingerprint
+from services.common.sampling import SamplingParams
+from services.offline import LLM, LLMOptions
+from services.pull import ensure_model
+from services.worker.executor import StepTimes
+from services.worker.runner.build import RunnerOptions, build_runner
+from services.worker.runner.model_runner import ModelRunner
+from tests.e2e.system import CLUSTER_TOKEN, System
+from tests.unit.scheduler.session_client import SessionClient
+from tests.unit.worker.runner.driver import Driver
+
+PROMPT_TOKENS = 32
+BLOCK_SIZE = 16
+NUM_BLOCKS = 2048
+NUM_STEPS = 200
+TIMEOUT_S = 600.0
+TARGETS = {"bare": "0.98-1.02", "session": "0.95", "http": "0.90 at 16, 0.85 at 64"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Requests that run at once; each gets exactly ``num_tokens`` tokens."""
+
+    prompts: list[list[int]]
+    num_tokens: int
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(temperature=0.0, max_tokens=self.num_tokens, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One repetition of one way."""
+
+    tokens_per_s: float
+    cpu_s: dict[str, float]
+
+
+def make_work(num_requests: int, num_tokens: int, *, seed: int, vocab_size: int) -> Work:
+    """Prompts that nobody has seen before."""
+    draw = random.Random(seed)
+    prompts = [
+        [draw.randrange(100, vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(num_requests)
+    ]
+    return Work(prompts, num_tokens)
+
+
+# ---- the ways
+
+
+def run_bare(runner: ModelRunner, work: Work) -> None:
+    """All prompts in one step, then one token each a step; nothing is scheduled or sent."""
+    runner.reset()
+    driver = Driver(runner, block_size=BLOCK_SIZE)
+    handles = range(1, len(work.prompts) + 1)
+    for handle, prompt in zip(handles, work.prompts, strict=True):
+        driver.add(handle, prompt, work.sampling)
+    runner.execute(driver.plan(dict.fromkeys(handles, PROMPT_TOKENS)))
+    for _ in range(work.num_tokens - 1):
+        runner.execute(driver.plan(dict.fromkeys(handles, 1)))
+
+
+def run_single(llm: LLM, work: Work) -> None:
+    """The scheduler core and the runner in this process."""
+    llm.generate(work.prompts, work.sampling)
+
+
+async def run_session(system: System, text_fp: str, work: Work) -> None:
+    """Tokens in, tokens out, past the gateway and the tokenizer."""
+    address = system.address("scheduler")
+    async with SessionClient(address, text_fp=text_fp, cluster_token=CLUSTER_TOKEN) as client:
+        await client.until_ready()
+        handles = [client.add(prompt, work.sampling)[0] for prompt in work.prompts]
+        for handle in handles:
+            await client.finished(handle, timeout_s=TIMEOUT_S)
+            assert len(client.handles[handle].token_ids) == work.num_tokens
+
+
+async def run_http(system: System, work: Work) -> None:
+    """Streams, as a user has them."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=system.url, timeout=TIMEOUT_S, trust_env=False, limits=limits
+    ) as client:
+        await asyncio.gather(*(_read_stream(client, prompt, work) for prompt in work.prompts))
+
+
+async def _read_stream(client: httpx.AsyncClient, prompt: list[int], work: Work) -> None:
+    body = {
+        "prompt": prompt,
+        "max_tokens": work.num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        last = b""
+        async for piece in response.aiter_raw():
+            last = piece
+    assert last.rstrip().endswith(b"[DONE]"), last
+
+
+# ---- measuring
+
+
+def measure(run: Callable[[Work], None], work: Work, *, system: System) -> Sample:
+    """Run some work, in wall-clock and in CPU time."""
+    before, began = _cpu_s(system), time.perf_counter()
+    run(work)
+    seconds, after = time.perf_counter() - began, _cpu_s(system)
+    num_tokens = len(work.prompts) * work.num_tokens
+    return Sample(num_tokens / seconds, {name: after[name] - before[name] for name in after})
+
+
+def _cpu_s(system: System) -> dict[str, float]:
+    times = {name: psutil.Process(pid).cpu_times() for name, pid in system.pids().items()}
+    used = {name: spent.user + spent.system for name, spent in times.items()}
+    return {**used, "client": time.process_time()}
+
+
+def overhead(times: Sequence[StepTimes], *, num_requests: int) -> float:
+    """Share of a decode step that is neither forward nor sampling, median of the last steps."""
+    steps = [step for step in times if step.num_tokens == step.num_rows == num_requests]
+    assert len(steps) >= NUM_STEPS
+    return statistics.median(
+        1 - step.device_s / (step.gap_s + step.total_s) for step in steps[-NUM_STEPS:]
+    )
+
+
+def report(num_requests: int, samples: dict[str, list[Sample]]) -> float:
+    """Print the medians; gives the Session client's share of the single process."""
+    speeds = {
+        way: statistics.median(sample.tokens_per_s for sample in found)
+        for way, found in samples.items()
+    }
+    for way, found in samples.items():
+        names = found[0].cpu_s
+        cpu = {name: statistics.median(sample.cpu_s[name] for sample in found) for name in names}
+        spent = "  ".join(f"{name} {seconds:.2f}" for name, seconds in cpu.items())
+        share = speeds[way] / speeds["single"]
+        target = f" (wanted: {TARGETS[way]})" if way in TARGETS else ""
+        print(
+            f"{num_requests:3} requests  {way:8} {speeds[way]:8.1f} tokens/s  "
+            f"{share:5.3f} of single{target}\n"
+            f"              CPU s: {spent}",
+            flush=True,
+        )
+    return speeds["session"] / speeds["single"]
+
+
+# ---- putting it together
+
+
+def options_of(args: argparse.Namespace) -> LLMOptions:
+    """What every way has."""
+    return LLMOptions(
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=NUM_BLOCKS,
+        max_num_seqs=max(args.requests),
+        pipeline_depth=args.pipeline_depth,
+        enable_prefix_caching=False,
+        num_threads=args.num_threads,
+    )
+
+
+def flags_of(options: LLMOptions) -> list[str]:
+    """The same for ``sluiceway serve``."""
+    flags = [
+        f"--block-size={options.block_size}",
+        f"--num-gpu-blocks-override={options.num_gpu_blocks_override}",
+        f"--max-num-seqs={options.max_num_seqs}",
+        f"--pipeline-depth={options.pipeline_depth}",
+        "--no-enable-prefix-caching",
+    ]
+    return (
+        flags if options.num_threads is None else [*flags, f"--num-threads={options.num_threads}"]
+    )
+
+
+def bare_runner(model_dir: Path, options: LLMOptions) -> ModelRunner:
+    """A runner of its own, to be called in this thread."""
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    runner, _ = build_runner(
+        RunnerOptions(
+            model_dir=model_dir,
+            dtype=options.dtype,
+            device=torch.device("cpu"),
+            attention_backend=options.attention_backend,
+            block_size=options.block_size,
+            num_gpu_blocks_override=options.num_gpu_blocks_override,
+            kv_cache_memory_bytes=None,
+            gpu_memory_utilization=None,
+            max_model_len=None,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            pipeline_depth=1,
+        ),
+        report=lambda _: None,
+    )
+    return runner
+
+
+def print_overhead(llm: LLM, model_dir: Path, options: LLMOptions, sizes: Sequence[int]) -> None:
+    """The share of a step that is not the device's, at this depth and at depth 1."""
+    with LLM(str(model_dir), options=replace(options, pipeline_depth=1)) as shallow:
+        for size in sizes:
+            shares = []
+            for each in (llm, shallow):
+                work = make_work(size, NUM_STEPS + 10, seed=size, vocab_size=llm.facts.vocab_size)
+                each.trace.times.clear()
+                run_single(each, work)
+                shares.append(overhead(each.trace.times, num_requests=size))
+            print(
+                f"{size:3} requests  not forward or sampling: {shares[0]:.1%} of a step at depth "
+                f"{options.pipeline_depth} (wanted: under 3 %), {shares[1]:.1%} at depth 1",
+                flush=True,
+            )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What the split into processes costs.")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--requests", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--pipeline-depth", type=int, default=2)
+    parser.add_argument("--num-threads", type=int, default=None, help="default: torch's choice")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print a paragraph per size, then the ratio."""
+    args = parse()
+    model_dir, options = ensure_model(args.model), options_of(args)
+    text_fp = text_fingerprint(model_dir)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        LLM(str(model_dir), options=options) as llm,
+        System(model_dir, *flags_of(options), log_file=Path(logs) / "serve.txt") as system,
+    ):
+        system.until_ready()
+        ways: dict[str, Callable[[Work], None]] = {
+            "bare": partial(run_bare, bare_runner(model_dir, options)),
+            "single": partial(run_single, llm),
+            "session": lambda work: asyncio.run(run_session(system, text_fp, work)),
+            "http": lambda work: asyncio.run(run_http(system, work)),
+        }
+        ratios = []
+        for size in args.requests:
+            samples: dict[str, list[Sample]] = {way: [] for way in ways}
+            for repetition in range(args.repetitions + 1):
+                work = make_work(
+                    size, args.output_tokens, seed=repetition, vocab_size=llm.facts.vocab_size
+                )
+                for way, run in ways.items():
+                    sample = measure(run, work, system=system)
+                    if repetition:  # the first warms up
+                        samples[way].append(sample)
+            ratios.append(report(size, samples))
+        print_overhead(llm, model_dir, options, args.requests)
+    print(f"ratio {min(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()
