@@ -12,7 +12,7 @@ import pytest
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import Constraint, ConstraintKind, SamplingParams
-from services.offline import LLM, LLMOptions
+from services.offline import LLM, Job, LLMOptions
 from services.scheduler.core.output import FinishReason
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.step_input import Step
@@ -135,6 +135,56 @@ def test_a_constraint_holds_for_every_choice_also_after_preemption(llm: LLM) -> 
 def test_a_constraint_that_cannot_be_enforced_is_refused_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="uniqueItems"):
         llm.generate([PROMPT], GREEDY, constraint=schema({"type": "array", "uniqueItems": True}))
+
+
+def test_jobs_may_each_ask_for_something_else(llm: LLM) -> None:
+    yes_or_no = Constraint(ConstraintKind.CHOICE, '["yes", "no"]')
+    plain, several, constrained = llm.run(
+        [
+            Job(prompt=PROMPT, params=GREEDY),
+            Job(prompt=PROMPT, params=RANDOM, n=2),
+            Job(prompt="What is", params=SamplingParams(seed=1), constraint=yes_or_no),
+        ]
+    )
+    (alone,) = llm.generate([PROMPT], GREEDY)
+    assert plain.choices[0].token_ids == alone.choices[0].token_ids
+    expected = llm.generate([PROMPT], RANDOM, n=2)[0].choices
+    assert [c.token_ids for c in several.choices] == [c.token_ids for c in expected]
+    assert constrained.choices[0].text in {"yes", "no"}
+    with pytest.raises(InvalidRequest, match="n must be at least 1"):
+        llm.run([Job(prompt=PROMPT, n=0)])
+
+
+def test_a_choice_ends_where_the_caller_says(llm: LLM) -> None:
+    (whole,) = llm.generate([PROMPT], RANDOM, n=2)
+    (cut,) = llm.run(
+        [Job(prompt=PROMPT, params=RANDOM, n=2)],
+        ends_here=lambda job, choice, output: (job, choice, len(output)) == (0, 1, 3),
+    )
+    assert cut.choices[0].token_ids == whole.choices[0].token_ids
+    assert cut.choices[1].token_ids == whole.choices[1].token_ids[:3]
+    assert cut.choices[1].finished.reason is FinishReason.STOP
+
+
+def test_logprobs_are_given_where_they_are_asked_for(llm: LLM) -> None:
+    asking = replace(RANDOM, logprobs=2, prompt_logprobs=0)
+    told, silent = llm.generate([PROMPT, PROMPT], [asking, RANDOM], n=2)
+    assert told.prompt_logprobs is not None
+    assert (told.prompt_logprobs.start, told.prompt_logprobs.token_ids) == (1, PROMPT[1:])
+    for choice in told.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.positions == [*range(8)]
+        assert choice.logprobs.num_top == [2] * 8
+    assert silent.prompt_logprobs is None
+    assert all(choice.logprobs is None for choice in silent.choices)
+
+
+def test_jobs_of_another_namespace_do_not_share_blocks(llm: LLM) -> None:
+    def cached(namespace: str) -> int:
+        (output,) = llm.run([Job(prompt=PROMPT, params=GREEDY, cache_namespace=namespace)])
+        return output.choices[0].finished.usage.cached_tokens
+
+    assert [cached("a"), cached("a"), cached("b")] == [0, 32, 0]
 
 
 def test_progress_is_drawn_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
