@@ -18,6 +18,7 @@ from services.common.errors import (
     Unavailable,
     WorkerLost,
 )
+from services.gateway.fleet import Fleet
 from tests.fakes.tokenizer import Script
 from tests.unit.gateway.http.conftest import Front, events
 
@@ -182,6 +183,22 @@ async def test_an_error_in_the_middle_of_a_whole_reply_is_an_http_error(
     response = await front.chat()
     assert response.status_code == status
     error_of(response)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+async def test_a_bug_is_a_500_in_the_envelope_that_tells_nothing_but_where_to_look(
+    front: Front, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object, **_kwargs: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(Fleet, "models", broken)
+    monkeypatch.setattr(Fleet, "resolve_model", broken)
+    response = await (front.http.get(path) if path == "/v1/models" else front.chat())
+    assert response.status_code == 500
+    error = error_of(response)
+    assert error["type"] == "internal_error"
+    assert "debug id" in str(error["message"]) and "secret" not in response.text
 
 
 async def test_an_error_is_not_the_end_of_the_service(front: Front) -> None:

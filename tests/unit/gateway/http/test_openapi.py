@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.tokenizer import MODEL
+from tests.fakes.tokenizer import MODEL, Script
 from tests.unit.gateway.documented import Schema, faults
 from tests.unit.gateway.http.conftest import Front, events
 
@@ -167,6 +167,22 @@ async def test_every_chunk_is_as_described(front: Front, path: str, body: dict[s
     schema = chunk_schema(found, path)
     for chunk in [*chunks, *schema["examples"]]:
         assert faults(chunk, schema, found["components"]["schemas"]) == []
+
+
+async def test_tool_calls_are_as_described(front: Front) -> None:
+    found = await document(front)
+    schemas = found["components"]["schemas"]
+    path = "/v1/chat/completions"
+    front.tokenizer.script = Script(tokens=('[{"name": "f", "argu', 'ments": {"a"', ": 1}}]"))
+    tool = {"type": "function", "function": {"name": "f"}}
+    whole = await front.chat(tools=[tool], tool_choice="required")
+    assert whole.json()["choices"][0]["message"]["tool_calls"]
+    assert faults(whole.json(), schema_of(found, path, "post", "200"), schemas) == []
+    streamed = await front.chat(tools=[tool], tool_choice="required", stream=True)
+    *chunks, _done = events(streamed)
+    assert any("tool_calls" in chunk["choices"][0]["delta"] for chunk in chunks)
+    for chunk in chunks:
+        assert faults(chunk, chunk_schema(found, path), schemas) == []
 
 
 async def test_an_error_is_as_described(front: Front) -> None:
