@@ -51,33 +51,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--deadline",
         type=float,
         default=None,
-        help="Unix time after which tests that have not begun are skipped, each with that reason.",
+        help="Unix time after which tests that have not begun fail at once: not run is not passed.",
     )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Reading all test files takes minutes on a starved machine: too late, they are not read."""
+    """Too late, test files are not even read: then nothing was tested, which is a failure too."""
     return True if collection_path.suffix == ".py" and _is_late(config) else None
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """That no test was found is no failure where the time was used up before."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and _is_late(session.config):
-        session.exitstatus = pytest.ExitCode.OK
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Say so, whatever else was said."""
-    if _is_late(config):
-        terminalreporter.write_line("NOT ALL TESTS WERE RUN: the time for the whole run is used up")
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip, by name and with the reason, what would begin too late or needs a machine in health."""
+    """Fail what would begin too late; skip what means nothing on a machine not in health."""
     if _is_late(item.config):
-        pytest.skip("not run: the time for the whole run was used up before this test began")
+        pytest.fail("the time for the whole run was used up before this test began", pytrace=False)
     if _is_timed(item):
         share = _share_of(item.path)
         if share < MIN_CPU_SHARE:
