@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any
 
 import orjson
@@ -58,7 +59,11 @@ class ExchangeContext:
 
 
 class Exchange(Response):
-    """The reply to one request; all the work is done while it is sent."""
+    """The reply to one request; all the work is done while it is sent.
+
+    Attributes:
+        held: The places that the request takes; whoever goes on after the reply takes them over.
+    """
 
     def __init__(self, context: ExchangeContext) -> None:
         """
@@ -67,6 +72,7 @@ class Exchange(Response):
         """
         super().__init__()
         self.context = context
+        self.held = ExitStack()
 
     @abstractmethod
     async def answer(self, body: JsonObject, scope: Scope, stream: EventStream) -> None:
@@ -78,12 +84,17 @@ class Exchange(Response):
             SluicewayError: What is to be told instead.
         """
 
+    def error_event(self, error: SluicewayError) -> bytes:
+        """What ends a stream that fails."""
+        return error_event(error)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI: answer the request, whatever happens."""
         stream = EventStream(send)
         try:
-            tenant = scope.get("tenant", "")
-            with self.context.admission.slot(), self.context.key_limits.slot(tenant):
+            with self.held as held:
+                held.enter_context(self.context.admission.slot())
+                held.enter_context(self.context.key_limits.slot(scope.get("tenant", "")))
                 await self._answer(scope, receive, stream)
         except ClientGone:
             log.info("client_gone", path=scope["path"])
@@ -105,7 +116,7 @@ class Exchange(Response):
     ) -> None:
         log.info("request_failed", error=type(error).__name__, message=error.message)
         if stream.has_started:
-            await stream.end(error_event(error))
+            await stream.end(self.error_event(error))
         else:
             await error_response(error)(scope, receive, stream.send)
 

@@ -43,9 +43,19 @@ class GenerationExchange(Exchange):
 
     async def answer(self, body: JsonObject, scope: Scope, stream: EventStream) -> None:
         """See ``Exchange``."""
+        await self.carry_out(self._planner(body, self.caller_of(scope)), stream)
+
+    def caller_of(self, scope: Scope) -> Caller:
+        """Who sends the request; to be called before ``carry_out``."""
         self._tenant = scope.get("tenant", "")
-        caller = Caller(self._tenant, trace_of(Headers(scope=scope)))
-        plan = self._planner(body, caller)
+        return Caller(self._tenant, trace_of(Headers(scope=scope)))
+
+    async def carry_out(self, plan: Plan, stream: EventStream) -> None:
+        """Generate what was planned and give the reply.
+
+        Raises:
+            SluicewayError: What is to be told instead.
+        """
         with (
             self.context.metrics.record(plan.requests, arrival=self._arrival) as record,
             _in_client_words(plan),

@@ -123,23 +123,15 @@ class RepetitionDetectionOptions(StrictModel):
     min_count: int = Field(description="Copies of a pattern that end the choice; at least 2.")
 
 
-class GenerationBody(StrictModel):
-    """Fields that chat and completions share."""
+class CommonBody(StrictModel):
+    """Fields that every route that generates has."""
 
     model: str | None = Field(
         None, description="Served name of the model; not given = the one that is served."
     )
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="Only with stream true.")
-    n: int | None = Field(None, description="Choices per prompt; default 1.")
     stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = Field(
         None, description="Text that ends a choice; it is not part of the answer."
-    )
-    max_tokens: int | None = Field(
-        None,
-        description=(
-            "Most tokens to generate; default 16 in completions, the rest of the context in chat."
-        ),
     )
     temperature: float | None = Field(None, description="0 = greedy; default 1.")
     top_p: float | None = Field(
@@ -168,7 +160,6 @@ class GenerationBody(StrictModel):
     )
     prompt_cache_retention: str | None = Field(None, description="Accepted without effect.")
     safety_identifier: str | None = Field(None, description="Accepted without effect.")
-
     top_k: int | None = Field(
         None, description="Draw from that many likeliest tokens; 0 or -1 = off."
     )
@@ -196,16 +187,11 @@ class GenerationBody(StrictModel):
     allowed_token_ids: TokenIdList | None = Field(
         None, description="Only these tokens can come out."
     )
-    prompt_logprobs: int | None = Field(
-        None,
-        description="Log-probabilities of the prompt, with that many alternatives; not streamed.",
-    )
     bad_words: Annotated[list[str], FIRST_ERROR] | None = Field(
         None, description="Words that cannot come out."
     )
-    response_format: ResponseFormat | None = Field(None, description="The form of the answer.")
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="vLLM's spelling of constraints; not together with response_format."
+        None, description="vLLM's spelling of constraints; the only one of a request."
     )
     repetition_detection: RepetitionDetectionOptions | None = Field(
         None, description="Ends a choice that repeats itself, with finish_reason stop."
@@ -215,14 +201,32 @@ class GenerationBody(StrictModel):
         None,
         description="Accepted without effect: ids are ours. X-Request-Id is echoed and logged.",
     )
+    cache_salt: str | None = Field(
+        None, description="Only requests with the same salt share cached prompts."
+    )
+
+
+class GenerationBody(CommonBody):
+    """Fields that chat and completions share."""
+
+    stream_options: StreamOptions | None = Field(None, description="Only with stream true.")
+    n: int | None = Field(None, description="Choices per prompt; default 1.")
+    max_tokens: int | None = Field(
+        None,
+        description=(
+            "Most tokens to generate; default 16 in completions, the rest of the context in chat."
+        ),
+    )
+    prompt_logprobs: int | None = Field(
+        None,
+        description="Log-probabilities of the prompt, with that many alternatives; not streamed.",
+    )
+    response_format: ResponseFormat | None = Field(None, description="The form of the answer.")
     return_token_ids: bool | None = Field(
         None, description="Add token_ids to choices and prompt_token_ids to the reply."
     )
     return_tokens_as_token_ids: bool | None = Field(
         None, description="In logprobs, write tokens as token_id:N."
-    )
-    cache_salt: str | None = Field(
-        None, description="Only requests with the same salt share cached prompts."
     )
 
 
