@@ -39,6 +39,7 @@ from services.tokenizer.convert import LogprobReader, prompt_logprobs_from_messa
 from services.tokenizer.encode import Encoder
 from services.tokenizer.tokens import Logprobs, PromptLogprobs
 from services.worker.executor import Executor, StepTimes
+from services.worker.native.isa import IsaSetting
 from services.worker.runner.build import RunnerFacts, RunnerOptions, build_runner, resolve_device
 from services.worker.sampling.grammar_compiler import GrammarCompiler
 
@@ -119,6 +120,7 @@ class LLMOptions:
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     num_threads: int | None = None
+    cpu_isa: IsaSetting = "auto"
 
 
 @dataclass(slots=True)
@@ -165,6 +167,8 @@ class LLM:
             max_num_seqs=min(options.max_num_seqs, options.max_num_batched_tokens),
             max_num_batched_tokens=options.max_num_batched_tokens,
             pipeline_depth=options.pipeline_depth,
+            cpu_isa=options.cpu_isa,
+            num_threads=options.num_threads,
         )
         self.facts = self._executor.load(
             lambda: build_runner(runner_options, report=lambda _: None)

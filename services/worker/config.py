@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.common.config import ServiceConfig
+from services.worker.native.isa import IsaSetting
 
 
 class WorkerConfig(ServiceConfig):
@@ -53,6 +54,11 @@ class WorkerConfig(ServiceConfig):
         ge=1,
         description="Threads of one torch operation on the CPU; default: OMP_NUM_THREADS, else one "
         "per core.",
+    )
+    cpu_isa: IsaSetting = Field(
+        "auto",
+        description="Highest instruction set that the native CPU library uses; auto = the "
+        "machine's best, off = torch computes all.",
     )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens of one KV block.")
     num_gpu_blocks_override: int | None = Field(

@@ -222,6 +222,8 @@ def runner_options(config: WorkerConfig) -> RunnerOptions:
         max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
         max_num_batched_tokens=config.max_num_batched_tokens,
         pipeline_depth=config.pipeline_depth,
+        cpu_isa=config.cpu_isa,
+        num_threads=config.num_threads,
     )
 
 

@@ -224,6 +224,8 @@ def bare_runner(model_dir: Path, options: LLMOptions) -> ModelRunner:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             pipeline_depth=1,
+            cpu_isa=options.cpu_isa,
+            num_threads=options.num_threads,
         ),
         report=lambda _: None,
     )

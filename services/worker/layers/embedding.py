@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from services.worker.layers.linear_kernel import LinearKernel, make_linear_kernel
+from services.worker.native.library import Library
 
 
 class Embedding:
@@ -43,9 +44,9 @@ class TiedHead:
         """None of its own."""
         yield from ()
 
-    def finish_loading(self) -> None:
+    def finish_loading(self, library: Library | None) -> None:
         """Make the kernel over the filled table."""
-        self._kernel = make_linear_kernel(self._embedding.weight, None)
+        self._kernel = make_linear_kernel(self._embedding.weight, None, library=library)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from services.worker.layers.linear_kernel import LinearKernel, make_linear_kernel
+from services.worker.native.library import Library
 
 
 class Linear:
@@ -49,10 +50,10 @@ class Linear:
                 yield f"{prefix}{name}.bias", self._bias[row : row + size]
             row += size
 
-    def finish_loading(self) -> None:
+    def finish_loading(self, library: Library | None) -> None:
         """Hand the weight to the kernel for this dtype and device; the plain copy is let go."""
         assert self._weight is not None, "finish_loading is called once"
-        self._kernel = make_linear_kernel(self._weight, self._bias)
+        self._kernel = make_linear_kernel(self._weight, self._bias, library=library)
         self._weight = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from services.worker.native.library import Library
+
 
 class LinearKernel(Protocol):
     """Computes ``x @ weight.T + bias`` for a weight that it holds."""
@@ -52,12 +54,15 @@ class PackedLinear:
         return result
 
 
-def make_linear_kernel(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearKernel:
+def make_linear_kernel(
+    weight: torch.Tensor, bias: torch.Tensor | None, *, library: Library | None
+) -> LinearKernel:
     """Build the best kernel for a final weight.
 
     Args:
         weight: ``[out_size, in_size]``; a kernel that packs holds a copy, so drop it afterwards.
         bias: ``[out_size]``, or none.
+        library: Native kernels, where there are any.
     """
     return linear_kernel_for(weight.dtype, weight.device)(weight, bias)
 

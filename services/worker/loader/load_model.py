@@ -17,6 +17,7 @@ from services.worker.loader.checkpoint import Checkpoint
 from services.worker.loader.dtype import named_dtype, resolve_dtype
 from services.worker.loader.weights import fill_slots
 from services.worker.models.base import CausalLM, HfConfig, ModelConfig
+from services.worker.native.library import Library
 
 _MODELS = "services.worker.models"
 _ATTENTION = "services.worker.attention"
@@ -73,6 +74,7 @@ def load_model(
     attention_backend: str,
     block_size: int,
     report: Callable[[int, int], None],
+    library: Library | None = None,
 ) -> LoadedModel:
     """Build the model that ``model_dir`` describes and stream its weights into it.
 
@@ -83,6 +85,7 @@ def load_model(
         attention_backend: Name of a file in ``services/worker/attention``.
         block_size: Tokens of one KV block.
         report: Called with (bytes loaded, bytes in all) as loading goes on.
+        library: Native CPU kernels; ``None`` = torch computes all.
 
     Raises:
         ConfigError: The directory, family, dtype or a feature of the model is not supported, or a
@@ -101,7 +104,7 @@ def load_model(
     fill_slots(
         model.weight_slots(), checkpoint, is_head_tied=config.tie_word_embeddings, report=report
     )
-    model.finish_loading()
+    model.finish_loading(library)
     log.info(
         "model_loaded",
         model_type=config.model_type,

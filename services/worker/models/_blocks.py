@@ -12,6 +12,7 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.rms_norm import RmsNorm
 from services.worker.layers.rotary import Rotation
 from services.worker.models.base import ModelConfig
+from services.worker.native.library import Library
 
 Slots = Iterator[tuple[str, torch.Tensor]]
 
@@ -54,10 +55,10 @@ class SelfAttention:
             yield from self._norms[0].weight_slots(f"{prefix}q_norm")
             yield from self._norms[1].weight_slots(f"{prefix}k_norm")
 
-    def finish_loading(self) -> None:
+    def finish_loading(self, library: Library | None) -> None:
         """See ``CausalLM.finish_loading``."""
-        self._qkv.finish_loading()
-        self._out.finish_loading()
+        self._qkv.finish_loading(library)
+        self._out.finish_loading(library)
 
     def __call__(
         self,
@@ -114,10 +115,10 @@ class Mlp:
         yield from self._gate_up.weight_slots(prefix)
         yield from self._down.weight_slots(prefix)
 
-    def finish_loading(self) -> None:
+    def finish_loading(self, library: Library | None) -> None:
         """See ``CausalLM.finish_loading``."""
-        self._gate_up.finish_loading()
-        self._down.finish_loading()
+        self._gate_up.finish_loading(library)
+        self._down.finish_loading(library)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` → the same."""
@@ -143,10 +144,10 @@ class DecoderLayer:
         yield from self._mlp_norm.weight_slots(f"{prefix}post_attention_layernorm")
         yield from self._mlp.weight_slots(f"{prefix}mlp.")
 
-    def finish_loading(self) -> None:
+    def finish_loading(self, library: Library | None) -> None:
         """See ``CausalLM.finish_loading``."""
-        self._attention.finish_loading()
-        self._mlp.finish_loading()
+        self._attention.finish_loading(library)
+        self._mlp.finish_loading(library)
 
     def __call__(
         self,

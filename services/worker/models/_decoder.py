@@ -17,6 +17,7 @@ from services.worker.layers.rotary import (
 )
 from services.worker.models._blocks import DecoderLayer
 from services.worker.models.base import ModelConfig, RopeConfig
+from services.worker.native.library import Library
 
 
 class DecoderLM:
@@ -49,11 +50,11 @@ class DecoderLM:
         slots.update(self._head.weight_slots(""))
         return slots
 
-    def finish_loading(self) -> None:
+    def finish_loading(self, library: Library | None) -> None:
         """Let every linear layer choose its kernel."""
         for layer in self._layers:
-            layer.finish_loading()
-        self._head.finish_loading()
+            layer.finish_loading(library)
+        self._head.finish_loading(library)
 
     def forward(
         self,

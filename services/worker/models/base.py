@@ -15,6 +15,7 @@ import torch
 
 from services.worker.attention.base import AttentionStep
 from services.worker.models._hf_config import HfConfig
+from services.worker.native.library import Library
 
 __all__ = ["CausalLM", "HfConfig", "ModelConfig", "RopeConfig", "RopeType"]
 
@@ -97,8 +98,12 @@ class CausalLM(Protocol):
         """
         ...
 
-    def finish_loading(self) -> None:
-        """Turn the filled parameters into what the device computes with (packing, for one)."""
+    def finish_loading(self, library: Library | None) -> None:
+        """Turn the filled parameters into what the device computes with (packing, for one).
+
+        Args:
+            library: Native CPU kernels; ``None`` = torch computes all.
+        """
         ...
 
     def forward(

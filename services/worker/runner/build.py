@@ -15,6 +15,8 @@ from services.common.telemetry import get_logger
 from services.worker.kv_cache.allocation import allocate
 from services.worker.kv_cache.spec import KvCacheSpec
 from services.worker.loader.load_model import LoadedModel, load_model
+from services.worker.native.isa import IsaSetting
+from services.worker.native.library import load_library
 from services.worker.runner.memory import (
     MemoryLimits,
     Pool,
@@ -46,6 +48,8 @@ class RunnerOptions:
     max_num_seqs: int
     max_num_batched_tokens: int
     pipeline_depth: int
+    cpu_isa: IsaSetting = "auto"
+    num_threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,9 @@ def build_runner(
     Raises:
         ConfigError: The model, the device or the memory is not what the settings need.
     """
+    library = None
+    if options.device.type == "cpu":
+        library = load_library(options.cpu_isa, num_threads=options.num_threads)
     loaded = load_model(
         options.model_dir,
         dtype=options.dtype,
@@ -133,6 +140,7 @@ def build_runner(
         attention_backend=options.attention_backend,
         block_size=options.block_size,
         report=lambda done, total: report(Progress("weights", done, total)),
+        library=library,
     )
     spec = KvCacheSpec.of(loaded.config, block_size=options.block_size, dtype=loaded.dtype)
     report(Progress("profile"))

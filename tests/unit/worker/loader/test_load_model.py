@@ -60,7 +60,7 @@ class Unfinished:
     def __init__(self, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from services.worker.models._decoder import DecoderLM
 
-        monkeypatch.setattr(DecoderLM, "finish_loading", lambda self: None)
+        monkeypatch.setattr(DecoderLM, "finish_loading", lambda self, library: None)
         self.slots = load(model_dir).model.weight_slots()
 
 

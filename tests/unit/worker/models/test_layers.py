@@ -56,7 +56,7 @@ def test_a_fused_linear_is_its_parts_side_by_side(dtype: torch.dtype) -> None:
         functional.linear(x, slots[f"x.{name}.weight"], slots[f"x.{name}.bias"]) for name in "ab"
     ]
     expected = torch.cat(parts, dim=-1)
-    linear.finish_loading()
+    linear.finish_loading(None)
     torch.testing.assert_close(linear(x), expected)
 
 

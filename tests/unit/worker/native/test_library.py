@@ -1,0 +1,107 @@
+"""The loaded library: every level that this machine has, its threads, and life without it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from services.worker.native import library as library_module
+from services.worker.native.build import BuildError
+from services.worker.native.isa import LEVELS, IsaName, best_level, machine_flags
+from services.worker.native.library import Library, load_library, usable_cores
+
+LEVELS_HERE = [isa.name for isa in LEVELS[: best_level(machine_flags()) + 1]]
+
+
+@pytest.fixture(params=LEVELS_HERE)
+def library(request: pytest.FixtureRequest) -> Library:
+    loaded = load_library(request.param)
+    assert loaded is not None
+    return loaded
+
+
+def count_tiles(library: Library, counts: np.ndarray) -> None:
+    function = library.function("sl_count_tiles", [ctypes.c_void_p, ctypes.c_int64])
+    function(counts.ctypes.data, counts.size)
+
+
+def test_a_level_can_be_forced(library: Library) -> None:
+    assert load_library(library.isa) is library
+    assert library.num_threads == usable_cores()
+
+
+def test_every_tile_runs_exactly_once(library: Library) -> None:
+    for num_tiles in (0, 1, 2, 3, 17, 1000):
+        counts = np.zeros(num_tiles, dtype=np.int32)
+        for _ in range(200):
+            count_tiles(library, counts)
+        assert (counts == 200).all()
+
+
+def test_regions_of_several_callers_do_not_mix(library: Library) -> None:
+    counts = [np.zeros(97, dtype=np.int32) for _ in range(4)]
+
+    def call(mine: np.ndarray) -> None:
+        for _ in range(500):
+            count_tiles(library, mine)
+
+    threads = [threading.Thread(target=call, args=(mine,)) for mine in counts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((mine == 500).all() for mine in counts)
+
+
+def unload(monkeypatch: pytest.MonkeyPatch, *, error: Exception, at: tuple[IsaName, ...]) -> None:
+    """Let building the levels ``at`` fail."""
+    real = library_module.build
+
+    def build(level: int, *, cache_dir: Path) -> Path:
+        if LEVELS[level].name in at:
+            raise error
+        return real(level, cache_dir=cache_dir)
+
+    monkeypatch.setattr(library_module, "build", build)
+    # Past the cache: what was loaded before must not be found.
+    monkeypatch.setattr(library_module, "load_library", load_library.__wrapped__)
+
+
+def test_without_a_compiler_there_is_no_library_and_a_warning_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unload(monkeypatch, error=BuildError("no C++ compiler"), at=tuple(i.name for i in LEVELS))
+    with capture_logs() as logs:
+        assert library_module.load_library() is None
+    (line,) = logs
+    assert line["log_level"] == "warning"
+    assert line["reason"] == "no C++ compiler"
+
+
+@pytest.mark.skipif(len(LEVELS_HERE) < 2, reason="needs two levels")
+def test_a_level_that_is_refused_is_left_for_the_next_lower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unload(monkeypatch, error=OSError("refused"), at=(LEVELS_HERE[-1],))
+    with capture_logs() as logs:
+        loaded = library_module.load_library()
+    assert loaded is not None
+    assert loaded.isa == LEVELS_HERE[-2]
+    assert logs[0]["event"] == "native_level_unavailable"
+
+
+def test_it_can_be_switched_off() -> None:
+    assert load_library("off") is None
+
+
+def test_cores_are_limited_by_the_control_group(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text("100000 100000\n")
+    assert usable_cores(quota) == 1
+    quota.write_text("max 100000\n")
+    assert usable_cores(quota) == usable_cores(tmp_path / "absent")
