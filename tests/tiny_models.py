@@ -143,7 +143,8 @@ def write_weights(
         weight_map = {
             name: file for file, shard in zip(files, shards, strict=True) for name in shard
         }
-        _write_json(directory / "model.safetensors.index.json", {"weight_map": weight_map})
+        index = {"metadata": {}, "weight_map": weight_map}
+        _write_json(directory / "model.safetensors.index.json", index)
 
 
 def write_tokenizer(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ def fetch_from_hub(
     try:
         import huggingface_hub
         from huggingface_hub import errors
-        from huggingface_hub.utils import tqdm
+        from tqdm import tqdm
     except ImportError as error:
         raise ConfigError(
             f"fetching {repo_id} needs huggingface_hub: run `pip install 'sluiceway[pull]'`"
@@ -81,9 +82,17 @@ class _ByteCounter:
 
 
 def _reporting(bar: type[Any], tell: Callable[[int, int], None]) -> type[Any]:
-    """A silent progress bar that tells its bytes."""
+    """A silent progress bar that tells its bytes.
+
+    Args:
+        bar: Plain ``tqdm``: huggingface_hub's own counts nothing where stderr is no terminal.
+        tell: Told the bytes done, and in all.
+    """
 
     class ReportingBar(bar):  # type: ignore[misc] # tqdm has no types
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": io.StringIO()})
+
         def update(self, n: float | None = 1) -> bool | None:
             shown: bool | None = super().update(n)
             if self.unit == "B":
