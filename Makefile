@@ -9,7 +9,7 @@ SERVE_FLAGS ?=
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
 
-.PHONY: serve test check bench-split proto clean redis
+.PHONY: serve test check bench bench-split proto clean redis
 
 ## serve: set up, then serve MODEL (default smollm2) through five processes on 127.0.0.1:8000
 serve: $(VENV)/.installed
@@ -35,6 +35,10 @@ lint: $(VENV)/.installed-dev
 ## bench-split: tokens/s of one process and of the five, side by side; the last line is the ratio
 bench-split: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.bench_split --model $(MODEL) $(BENCH_FLAGS)
+
+## bench: how fast `serve` answers, workload by workload; a table, and build/bench.json
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.benchmarks.bench --model $(MODEL) $(BENCH_FLAGS)
 
 ## proto: write services/common/pb from proto/
 proto: $(VENV)/.installed-dev
