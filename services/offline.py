@@ -58,7 +58,7 @@ class Job:
         params: How tokens are drawn.
         n: Number of choices.
         constraint: What every choice must satisfy.
-        priority: Lower runs first; needs ``LLMOptions.scheduling_policy`` "priority".
+        priority: Lower runs first; refused if ``LLMOptions.scheduling_policy`` is "fcfs".
         cache_namespace: Jobs of different namespaces never share KV blocks.
     """
 
@@ -118,7 +118,7 @@ class LLMOptions:
     max_num_batched_tokens: int = 2048
     pipeline_depth: int = 2
     enable_prefix_caching: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: Literal["fcfs", "priority"] = "priority"
     num_threads: int | None = None
     cpu_isa: IsaSetting = "auto"
 

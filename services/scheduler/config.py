@@ -34,8 +34,9 @@ class SchedulerConfig(ServiceConfig):
         True, description="Whether requests reuse the KV blocks of equal prefixes."
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
-        "fcfs",
-        description="Order of waiting requests: by arrival, or by priority (lower first).",
+        "priority",
+        description="Order of waiting requests: by priority (lower first, then by arrival), or by "
+        "arrival alone, so that requests with a priority are refused.",
     )
     max_waiting: int = Field(
         1024, ge=1, description="Most waiting requests per engine; more are refused with a 429."

@@ -21,21 +21,38 @@ _STOP_SCHEMA = {
         {"type": "null"},
     ]
 }
-_TOOL_CHOICE_SCHEMA = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required"]},
-        {
+_NAMED_FUNCTION: JsonDict = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+_ALLOWED_TOOLS: JsonDict = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
             "type": "object",
             "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                },
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": _NAMED_FUNCTION, "minItems": 1},
             },
-            "required": ["type", "function"],
+            "required": ["mode", "tools"],
         },
+    },
+    "required": ["type", "allowed_tools"],
+}
+_TOOL_CHOICE_SCHEMA: JsonDict = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        _NAMED_FUNCTION,
+        _ALLOWED_TOOLS,
         {"type": "null"},
     ]
 }
@@ -196,7 +213,9 @@ class CommonBody(StrictModel):
     repetition_detection: RepetitionDetectionOptions | None = Field(
         None, description="Ends a choice that repeats itself, with finish_reason stop."
     )
-    priority: int | None = Field(None, description="Lower runs first; default 0.")
+    priority: int | None = Field(
+        None, description="Lower runs first; default 0, and nothing else under the policy fcfs."
+    )
     request_id: str | None = Field(
         None,
         description="Accepted without effect: ids are ours. X-Request-Id is echoed and logged.",
@@ -325,8 +344,9 @@ class ChatCompletionRequest(GenerationBody):
     tool_choice: Annotated[Any, WithJsonSchema(_TOOL_CHOICE_SCHEMA)] = Field(
         None,
         description=(
-            "none, auto, required, or one function by name; the last two are enforced. "
-            "auto needs a model whose way of writing calls is known."
+            "none, auto, required, one function by name, or the names of those that may be called "
+            "(allowed_tools, with the mode auto or required). Required and named calls are "
+            "enforced. auto needs a model whose way of writing calls is known."
         ),
     )
     parallel_tool_calls: bool | None = Field(

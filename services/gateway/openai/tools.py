@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import Constraint
@@ -23,6 +22,9 @@ from services.gateway.tool_calls.base import (
     ReadCalls,
     Tools,
 )
+
+Offered = Mapping[str, Tool]
+"""Where a tool stands in the request → the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,38 +62,62 @@ def tool_use(body: ChatCompletionRequest, known_format: CallFormat | None) -> To
     Raises:
         InvalidRequest: Names the field.
     """
-    tools = body.tools or []
+    tools = {f"tools[{index}]": tool for index, tool in enumerate(body.tools or [])}
     choice = body.tool_choice
     if choice == "none" or (not tools and choice in (None, "auto")):
         return None
     if choice in (None, "auto"):
         return _chosen_by_model(body, tools, known_format)
-    name = None if choice == "required" else _named(choice)
     if not tools:
         raise InvalidRequest("tool_choice needs tools to choose from", param="tool_choice")
-    if name is None:
-        return _required(body, tools)
-    return _one(name, tools)
-
-
-def _named(choice: object) -> str:
     match choice:
+        case "required":
+            return _required(body, tools)
+        case {"type": "function"}:
+            return _one(_only([_name_of(choice)], tools))
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_, *_] as named}}:
+            allowed = _only([_name_of(tool) for tool in named], tools)
+            if mode == "auto":
+                return _chosen_by_model(body, allowed, known_format)
+            if mode == "required":
+                return _required(body, allowed)
+    raise _unclear(choice)
+
+
+def _name_of(reference: object) -> str:
+    match reference:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
-        case _:
-            raise InvalidRequest(
-                "tool_choice must be none, auto, required or "
-                f'{{"type": "function", "function": {{"name": ...}}}}, got {_shown(choice)}',
-                param="tool_choice",
-            )
+    raise _unclear(reference)
+
+
+def _unclear(choice: object) -> InvalidRequest:
+    return InvalidRequest(
+        'tool_choice must be none, auto, required, {"type": "function", "function": {"name": ...}} '
+        'or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", '
+        f'"tools": [{{"type": "function", "function": {{"name": ...}}}}]}}}}, got {_shown(choice)}',
+        param="tool_choice",
+    )
 
 
 def _shown(choice: object) -> str:
     return repr(choice)[:60]
 
 
+def _only(names: Sequence[str], tools: Offered) -> Offered:
+    """Those of the tools that are named; the prompt shows all of them nevertheless."""
+    known = {tool.function.name for tool in tools.values()}
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(
+                f"tool_choice names {name[:60]!r}, which is not among the tools",
+                param="tool_choice",
+            )
+    return {where: tool for where, tool in tools.items() if tool.function.name in names}
+
+
 def _chosen_by_model(
-    body: ChatCompletionRequest, tools: Sequence[Tool], known_format: CallFormat | None
+    body: ChatCompletionRequest, tools: Offered, known_format: CallFormat | None
 ) -> ToolUse:
     if known_format is None:
         name = "tools" if body.tool_choice is None else "tool_choice"
@@ -101,7 +127,7 @@ def _chosen_by_model(
             param=name,
         )
     _check_free(body)
-    schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+    schemas = {tool.function.name: tool.function.parameters or {} for tool in tools.values()}
     return ToolUse(
         known_format.read,
         schemas,
@@ -125,29 +151,24 @@ def _check_free(body: ChatCompletionRequest) -> None:
     )
 
 
-def _required(body: ChatCompletionRequest, tools: Sequence[Tool]) -> ToolUse:
+def _required(body: ChatCompletionRequest, tools: Offered) -> ToolUse:
     # Several only if asked for: a model that knows no tools would go on calling.
     is_parallel = bool(body.parallel_tool_calls)
-    schemas = {tool.function.name: _schema(tool, index) for index, tool in enumerate(tools)}
+    schemas = {tool.function.name: _schema(tool, where) for where, tool in tools.items()}
     constraint = constrain_to_calls(schemas, is_parallel=is_parallel)
     return ToolUse(read_calls, schemas, is_parallel=is_parallel, constraint=constraint)
 
 
-def _one(name: str, tools: Sequence[Tool]) -> ToolUse:
-    for index, tool in enumerate(tools):
-        if tool.function.name == name:
-            schema = _schema(tool, index)
-            return ToolUse(
-                reads_arguments_of(name),
-                {name: schema},
-                constraint=constrain_to_one(schema),
-                is_named=True,
-            )
-    raise InvalidRequest(
-        f"tool_choice names {name[:60]!r}, which is not among the tools", param="tool_choice"
+def _one(tools: Offered) -> ToolUse:
+    (where, tool), *_ = tools.items()
+    name, schema = tool.function.name, _schema(tool, where)
+    return ToolUse(
+        reads_arguments_of(name),
+        {name: schema},
+        constraint=constrain_to_one(schema),
+        is_named=True,
     )
 
 
-def _schema(tool: Tool, index: int) -> JsonObject:
-    parameters: dict[str, Any] | None = tool.function.parameters
-    return arguments_schema(parameters, f"tools[{index}].function.parameters")
+def _schema(tool: Tool, where: str) -> JsonObject:
+    return arguments_schema(tool.function.parameters, f"{where}.function.parameters")

@@ -47,6 +47,13 @@ TWO_CALLS = (
 NAMED = {"type": "function", "function": {"name": "get_w"}}
 
 
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    """A ``tool_choice`` of some of the tools."""
+    names = [tool["function"]["name"] for tool in tools]
+    references = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": references}}
+
+
 def said(text: str, *, size: int = 3, **script: Any) -> Script:
     """A model that says this, a few characters per token."""
     tokens = [text[start : start + size] for start in range(0, len(text), size)]
@@ -122,6 +129,24 @@ def test_a_named_function_is_enforced_as_its_arguments(desk: Desk) -> None:
     desk.chat(tools=[PING, WEATHER], tool_choice=NAMED)
     assert allows(desk, ARGUMENTS)
     assert not allows(desk, "{}")
+
+
+def test_only_allowed_tools_can_be_required_and_the_prompt_shows_all(desk: Desk) -> None:
+    desk.script = said(ONE_CALL)
+    tools = [PING, WEATHER]
+    reply = desk.chat(tools=tools, tool_choice=allowed("required", WEATHER))
+    assert calls_of(reply) == [("get_w", ARGUMENTS)]
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    assert allows(desk, ONE_CALL)
+    assert not allows(desk, '[{"name": "ping", "arguments": {}}]')
+    assert json.loads(desk.requests[-1].chat.tools_json) == tools
+
+
+def test_the_schema_of_an_allowed_tool_is_named_by_its_place_among_all_tools(desk: Desk) -> None:
+    bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "array"}}}
+    with pytest.raises(InvalidRequest) as caught:
+        desk.chat(tools=[PING, WEATHER, bad], tool_choice=allowed("required", bad))
+    assert caught.value.param == "tools[2].function.parameters"
 
 
 def test_names_and_schemas_of_any_kind_can_be_enforced(desk: Desk) -> None:
@@ -266,6 +291,16 @@ def test_without_tools_to_call_it_is_a_plain_chat(desk: Desk, fields: dict[str, 
         ({"tool_choice": "any", "tools": [PING]}, "tool_choice"),
         ({"tool_choice": {"type": "function"}, "tools": [PING]}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}, "tools": [PING]}, "tool_choice"),
+        ({"tool_choice": allowed("required"), "tools": [PING]}, "tool_choice"),
+        ({"tool_choice": allowed("none", PING), "tools": [PING]}, "tool_choice"),
+        ({"tool_choice": allowed("auto", PING), "tools": [PING]}, "tool_choice"),
+        ({"tool_choice": allowed("required", WEATHER), "tools": [PING]}, "tool_choice"),
+        ({"tool_choice": allowed("required", PING)}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "custom", "custom": {"name": "x"}}, "tools": [PING]},
+            "tool_choice",
+        ),
+        ({"tool_choice": [NAMED], "tools": [PING]}, "tool_choice"),
         ({"tool_choice": 5, "tools": [PING]}, "tool_choice"),
         ({"tools": [PING]}, "tools"),
         ({"tools": [PING], "tool_choice": "auto"}, "tool_choice"),
@@ -314,6 +349,16 @@ def test_a_model_that_is_free_to_call_may_call_and_talk(
     assert streamed_calls(chunks) == calls_of(reply)
     assert content_of(chunks) == before
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_of_a_tool_that_is_not_allowed_is_text(hermes: Desk) -> None:
+    hermes.script = said(CALL)
+    fields: dict[str, Any] = {"tools": [WEATHER, PING]}
+    assert calls_of(hermes.chat(**fields, tool_choice=allowed("auto", PING, WEATHER)))
+    reply = hermes.chat(**fields, tool_choice=allowed("auto", PING))
+    assert calls_of(reply) == []
+    assert reply["choices"][0]["message"]["content"] == CALL
+    assert reply["choices"][0]["finish_reason"] == "stop"
 
 
 def test_a_model_that_is_free_to_call_may_just_answer(hermes: Desk) -> None:

@@ -505,7 +505,7 @@ def test_the_service_can_be_asked_to_stop_before_anything_came() -> None:
             pipeline_depth=1,
             enable_prefix_caching=False,
             max_waiting=7,
-            scheduling_policy="priority",
+            scheduling_policy="fcfs",
             step_time_target_ms=50,
         )
     ],
@@ -517,7 +517,7 @@ async def test_the_settings_hold_for_every_engine(stage: Stage) -> None:
     assert limits.pipeline_depth == 1
     assert not limits.enable_prefix_caching
     assert limits.max_waiting == 7
-    assert limits.policy == "priority"
+    assert limits.policy == "fcfs"
     assert limits.step_time_target_s == 0.05
 
 
