@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from services import __version__
 from services.common.errors import Unavailable
-from services.gateway import http_errors, openapi
+from services.gateway import docs, http_errors, openapi
 from services.gateway.admission import Admission
 from services.gateway.auth import ApiKeys, RequireKey
 from services.gateway.cors import Cors
@@ -99,6 +99,7 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
         version=__version__,
         description=DESCRIPTION,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
     )
     _add_generation_routes(app, gateway)
@@ -108,6 +109,7 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
     _add_operation_routes(app, gateway)
     http_errors.install(app)
     openapi.install(app)
+    docs.install(app)
     if keys:
         app.add_middleware(RequireKey, keys=keys)
     if allowed_origins:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
@@ -60,10 +61,33 @@ async def test_every_reference_leads_somewhere(front: Front) -> None:
     walk(found)
 
 
-async def test_docs_are_served(front: Front) -> None:
+async def test_docs_are_served_with_all_their_files_and_need_no_other_host(front: Front) -> None:
     response = await front.http.get("/docs")
     assert response.status_code == 200
-    assert "swagger" in response.text.lower()
+    assert "//" not in re.sub(r"^\s*//.*$", "", response.text, flags=re.MULTILINE)
+    files = re.findall(r"""(?:src|href|url:)\s*=?\s*["']([^"']+)["']""", response.text)
+    assert len(files) == 4
+    for file in files:
+        reply = await front.http.get(urljoin("/docs", file))
+        assert reply.status_code == 200, file
+        kind = reply.headers["content-type"].partition(";")[0]
+        assert kind == DOCS_FILES[file.rpartition(".")[2]]
+        assert len(reply.content) > 1000
+
+
+DOCS_FILES = {
+    "js": "text/javascript",
+    "css": "text/css",
+    "png": "image/png",
+    "json": "application/json",
+}
+
+
+async def test_docs_files_that_do_not_exist_are_a_404_in_the_envelope(front: Front) -> None:
+    for path in ("/docs/files/nope.js", "/docs/files/..%2f__init__.py", "/docs/"):
+        response = await front.http.get(path)
+        assert response.status_code == 404, path
+        assert response.json()["error"]["message"]
 
 
 def schema_of(found: dict[str, Any], path: str, method: str, status: str) -> Schema:
