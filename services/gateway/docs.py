@@ -1,4 +1,4 @@
-"""GET /docs: Swagger UI over /openapi.json, with files of its own; it works without the internet."""
+"""GET /docs: Swagger UI over /openapi.json, with files of its own: the internet is not needed."""
 
 from __future__ import annotations
 
