@@ -13,7 +13,7 @@ ENV PIP_FIND_LINKS="/wheels ${PIP_FIND_LINKS}" PIP_DISABLE_PIP_VERSION_CHECK=1 P
 RUN python3 -m venv /opt/sluiceway
 WORKDIR /app
 # The pattern keeps the line valid when there is no wheels folder.
-COPY constraints.txt wheel[s]/ /wheels/
+COPY constraints.txt wheel[s] /wheels/
 COPY pyproject.toml README.md constraints.txt ./
 COPY services ./services
 RUN pip install -c constraints.txt . && useradd --create-home sluiceway

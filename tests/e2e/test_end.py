@@ -15,7 +15,7 @@ import psutil
 
 from tests.e2e.system import DONE, START_TIMEOUT_S, System
 
-LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True, "temperature": 0}
 ENDLESS: dict[str, Any] = {"max_tokens": 3500, "ignore_eos": True, "temperature": 0}
 
 
