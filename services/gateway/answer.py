@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.gateway.reasoning.base import Parted, ThoughtParser
-from services.gateway.tool_calls.base import CallParser, CallPart, Parsed
+from services.gateway.tool_calls.base import CallParser, CallPart, Parsed, Part
 
 
 @dataclass(slots=True)
 class AnswerDelta:
-    """What a choice has gained."""
+    """What a choice has gained; the thought stands before the rest.
+
+    Attributes:
+        parts: Content and pieces of calls in their order; empty where there are no calls.
+    """
 
     content: str = ""
     reasoning: str = ""
     calls: list[CallPart] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
@@ -40,8 +45,11 @@ class AnswerParser:
     def feed(self, text: str, *, num_tokens: int, is_end: bool) -> AnswerDelta:
         """What is certain once ``text``, of so many tokens, has come; all of it at the end."""
         parted = self._part(text, num_tokens=num_tokens, is_end=is_end)
-        parsed = self._find_calls(parted.answer, is_end=is_end)
-        return AnswerDelta(parsed.text, parted.thought, parsed.calls)
+        if self._calls is None:
+            return AnswerDelta(parted.answer, parted.thought)
+        parsed = _find_calls(self._calls, parted.answer, is_end=is_end)
+        calls = parsed.calls
+        return AnswerDelta(parsed.text, parted.thought, calls, parsed.parts if calls else [])
 
     def _part(self, text: str, *, num_tokens: int, is_end: bool) -> Parted:
         if self._thoughts is None:
@@ -52,11 +60,7 @@ class AnswerParser:
             parted = Parted(parted.thought + last.thought, parted.answer + last.answer)
         return parted
 
-    def _find_calls(self, text: str, *, is_end: bool) -> Parsed:
-        if self._calls is None:
-            return Parsed(text)
-        parsed = self._calls.feed(text)
-        if is_end:
-            last = self._calls.end()
-            parsed = Parsed(parsed.text + last.text, parsed.calls + last.calls)
-        return parsed
+
+def _find_calls(calls: CallParser, text: str, *, is_end: bool) -> Parsed:
+    parsed = calls.feed(text)
+    return Parsed(parsed.parts + calls.end().parts) if is_end else parsed

@@ -33,12 +33,24 @@ class CallPart:
     arguments: str
 
 
+Part = str | CallPart
+
+
 @dataclass(slots=True)
 class Parsed:
-    """What a piece of text turned out to be."""
+    """What a piece of text turned out to be: text and pieces of calls, in their order."""
 
-    text: str = ""
-    calls: list[CallPart] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of the text."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[CallPart]:
+        """All of the pieces of calls."""
+        return [part for part in self.parts if isinstance(part, CallPart)]
 
 
 class Findings:
@@ -57,14 +69,14 @@ class Findings:
         self._num_calls = 0
         self._space = ""
         self._is_after_call = False
-        self._found = Parsed()
+        self._found: list[Part] = []
 
     def collect(self, *, is_end: bool) -> Parsed:
         """What was found since the last time."""
-        if is_end and not self._num_calls:
-            self._found.text += self._space
-        found, self._found = self._found, Parsed()
-        return found
+        if is_end and not self._num_calls and self._space:
+            self._found.append(self._space)
+        found, self._found = self._found, []
+        return Parsed(found)
 
     def text(self, text: str) -> None:
         """Text that is no call."""
@@ -75,7 +87,7 @@ class Findings:
         self._space = text[len(shown) :]
         if shown:
             self._is_after_call = False
-            self._found.text += shown
+            self._found.append(shown)
 
     def begin_call(self, name: str) -> None:
         """A call of a function that is offered; its arguments follow."""
@@ -91,11 +103,11 @@ class Findings:
 
     def _add(self, part: CallPart) -> None:
         """Keep a part, as one with what was found of the same call just before."""
-        calls = self._found.calls
-        if calls and calls[-1].index == part.index:
-            last = calls.pop()
+        last = self._found[-1] if self._found else ""
+        if isinstance(last, CallPart) and last.index == part.index:
+            self._found.pop()
             part = CallPart(part.index, last.name, last.arguments + part.arguments)
-        calls.append(part)
+        self._found.append(part)
 
     def call(self, name: object, arguments: object) -> bool:
         """A whole call; ``False`` if it is none."""
@@ -191,5 +203,7 @@ class CallParser:
     def _collect(self, *, is_end: bool) -> Parsed:
         parsed = self._findings.collect(is_end=is_end)
         if not self._is_parallel:
-            parsed.calls = [part for part in parsed.calls if part.index == 0]
+            parsed.parts = [
+                part for part in parsed.parts if isinstance(part, str) or part.index == 0
+            ]
         return parsed

@@ -171,6 +171,27 @@ def joined(parts: list[CallPart]) -> list[Call]:
     return [(name, json.loads("".join(arguments))) for name, arguments in calls]
 
 
+def in_order(reading: CallParser, pieces: list[str]) -> list[str | tuple[int, str, str]]:
+    """Texts and calls (index, name, arguments) in the order in which they stand."""
+    found: list[str | tuple[int, str, str]] = []
+    for part in [p for one in [*map(reading.feed, pieces), reading.end()] for p in one.parts]:
+        last = found[-1] if found else None
+        if isinstance(part, str):
+            found[-1:] = [last + part] if isinstance(last, str) else [*found[-1:], part]
+        elif isinstance(last, tuple) and last[0] == part.index:
+            assert not part.name
+            found[-1] = (*last[:2], last[2] + part.arguments)
+        else:
+            found.append((part.index, part.name, part.arguments))
+    return found
+
+
+def test_text_between_calls_stays_where_it_stands() -> None:
+    call = '<tool_call>{"name": "ping"}</tool_call>'
+    found = in_order(parser("hermes"), [f"One: {call} two: {call} three."])
+    assert found == ["One:", (0, "ping", "{}"), "two:", (1, "ping", "{}"), "three."]
+
+
 @pytest.mark.parametrize(("name", "text", "content", "calls"), FOUND)
 def test_calls_are_found_and_the_text_around_them_is_content(
     name: str, text: str, content: str, calls: list[Call]
@@ -231,9 +252,9 @@ def test_it_does_not_matter_how_the_text_is_cut(name: str, data: st.DataObject) 
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     bounds = [0, *sorted(cuts), len(text)]
     pieces = [text[start:end] for start, end in pairwise(bounds)]
-    whole = read(parser(name), [text])
-    assert read(parser(name), pieces) == whole
-    assert read(parser(name), list(text)) == whole
+    whole = in_order(parser(name), [text])
+    assert in_order(parser(name), pieces) == whole
+    assert in_order(parser(name), list(text)) == whole
 
 
 @pytest.mark.parametrize(
