@@ -53,6 +53,17 @@ class GatewayConfig(ServiceConfig):
     max_choices: int = Field(
         1024, ge=1, description="Most choices of one request: prompts times n."
     )
+    max_stored_responses: int = Field(
+        4096,
+        ge=1,
+        description="Responses (POST /v1/responses) that are kept in memory; older ones go.",
+    )
+    max_stored_response_bytes: int = Field(
+        256 << 20, ge=1024, description="Most bytes of kept responses; older ones go."
+    )
+    stored_response_ttl_s: float = Field(
+        86_400.0, gt=0, description="How long a response is kept, in seconds."
+    )
     trust_request_chat_template: bool = Field(
         False,
         description=(

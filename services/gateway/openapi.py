@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -13,8 +14,12 @@ from pydantic.json_schema import models_json_schema
 from services.gateway.openai.chunks import ChatCompletionChunk, CompletionChunk
 from services.gateway.openai.examples import EXAMPLES
 from services.gateway.openai.replies import ErrorReply
+from services.gateway.openai.responses.replies import ResponseEvent
+from services.gateway.openai.responses.schema import ResponseRequest
 from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
+
+Parameter = dict[str, Any]
 
 _REF = "#/components/schemas/"
 _BODIES: tuple[type[BaseModel], ...] = (
@@ -22,9 +27,10 @@ _BODIES: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    ResponseRequest,
 )
 # Nothing in a route refers to these: an event stream is described in words.
-_CHUNKS: tuple[type[BaseModel], ...] = (ChatCompletionChunk, CompletionChunk)
+_CHUNKS: tuple[type[BaseModel], ...] = (ChatCompletionChunk, CompletionChunk, ResponseEvent)
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -33,8 +39,16 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def path_parameter(name: str, description: str) -> dict[str, Any]:
-    """``openapi_extra`` of a route with one parameter in its path."""
+def path_parameter(
+    name: str, description: str, *, query: Sequence[Parameter] = ()
+) -> dict[str, Any]:
+    """``openapi_extra`` of a route with one parameter in its path.
+
+    Args:
+        name: Of the parameter.
+        description: What it is.
+        query: What the query string may have.
+    """
     parameter = {
         "name": name,
         "in": "path",
@@ -42,7 +56,18 @@ def path_parameter(name: str, description: str) -> dict[str, Any]:
         "description": description,
         "schema": {"type": "string"},
     }
-    return {"parameters": [parameter]}
+    return {"parameters": [parameter, *query]}
+
+
+def query_parameter(name: str, schema: dict[str, Any], description: str) -> Parameter:
+    """A parameter of a query string.
+
+    Args:
+        name: Of the parameter.
+        schema: JSON schema.
+        description: What it does.
+    """
+    return {"name": name, "in": "query", "description": description, "schema": schema}
 
 
 def replies_of(
@@ -56,17 +81,36 @@ def replies_of(
     """
     done: dict[str, Any] = {"model": model, "description": "The answer."}
     if chunk is not None:
-        done["content"] = {"text/event-stream": _events_of(chunk)}
+        done["content"] = {"text/event-stream": _chunks_of(chunk)}
     return {200: done} | errors_of(400, 401, 404, 413, 429, 500, 502, 503)
 
 
-def _events_of(chunk: type[BaseModel]) -> dict[str, Any]:
+def _chunks_of(chunk: type[BaseModel]) -> dict[str, Any]:
     text = (
         f"With stream true. Data of each event: a {chunk.__name__}; of the last: [DONE]. "
         "A stream that fails ends in an event with an error object, and without [DONE]."
     )
     example = f"data: {orjson.dumps(EXAMPLES[chunk]).decode()}\n\ndata: [DONE]\n\n"
     return {"schema": {"type": "string", "description": text}, "example": example}
+
+
+def with_events(
+    replies: dict[int | str, dict[str, Any]], event: type[BaseModel]
+) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of a route that also streams named events.
+
+    Args:
+        replies: Those of the route when it does not.
+        event: Data of the events; its ``type`` is the event's name.
+    """
+    text = (
+        f"With stream true. Data of each event: a {event.__name__}, whose type is the event's "
+        "name. response.completed, response.incomplete, response.failed or error is the last."
+    )
+    data = EXAMPLES[event]
+    example = f"event: {data['type']}\ndata: {orjson.dumps(data).decode()}\n\n"
+    stream = {"schema": {"type": "string", "description": text}, "example": example}
+    return replies | {200: replies[200] | {"content": {"text/event-stream": stream}}}
 
 
 def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -77,7 +121,7 @@ def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
 _MEANING = {
     400: "The request is wrong; param names the field.",
     401: "No key, or a wrong one.",
-    404: "No such route, or no such model.",
+    404: "No such route, model or response.",
     413: "The body is too large.",
     429: "Too many requests; see Retry-After.",
     500: "A bug; the message has a debug id.",

@@ -27,6 +27,7 @@ from services.gateway.key_limits import KeyLimits
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.fields import UnknownFields
 from services.gateway.openai.plan import Limits, PlanContext
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.parsers import Parsers
 from services.gateway.tokenizer_client import TokenizerClient
 
@@ -152,6 +153,12 @@ def assemble(
         metrics=metrics,
         planning=planning,
         exchange=exchange,
+        responses=ResponseStore(
+            max_responses=config.max_stored_responses,
+            max_bytes=config.max_stored_response_bytes,
+            ttl_s=config.stored_response_ttl_s,
+            clock=time.monotonic,
+        ),
         started_at=int(time.time()),
     )
     return build_app(gateway, keys=ApiKeys(config.api_key), allowed_origins=config.allowed_origins)

@@ -21,6 +21,12 @@ from services.gateway.openai.replies import (
     NotReadyReply,
     VersionReply,
 )
+from services.gateway.openai.responses.replies import (
+    DeletedResponse,
+    InputItemList,
+    ResponseEvent,
+    ResponseObject,
+)
 from services.gateway.openai.tokenize import DetokenizeReply, TokenizeReply
 
 _HEAD: dict[str, Any] = {"created": 1700000000, "model": "smollm2"}
@@ -40,6 +46,68 @@ _NOT_READY: dict[str, Any] = {
     "type": "service_unavailable_error",
     "param": None,
     "code": "unavailable",
+}
+
+
+_RESPONSE_ID = "resp_0123456789abcdef01234567"
+_MESSAGE: dict[str, Any] = {
+    "id": "msg_0123456789abcdef01234567",
+    "type": "message",
+    "status": "completed",
+    "role": "assistant",
+    "content": [
+        {
+            "type": "output_text",
+            "text": "The capital of France is Paris.",
+            "annotations": [],
+            "logprobs": [],
+        }
+    ],
+}
+_RESPONSE: dict[str, Any] = {
+    "id": _RESPONSE_ID,
+    "object": "response",
+    "created_at": 1700000000,
+    "completed_at": 1700000001,
+    "status": "completed",
+    "error": None,
+    "incomplete_details": None,
+    "model": "smollm2",
+    "output": [_MESSAGE],
+    "usage": {
+        "input_tokens": 37,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 8,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 45,
+    },
+    "background": False,
+    "instructions": "Answer in one sentence.",
+    "max_output_tokens": 32,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "temperature": 0.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+_INPUT_ITEM: dict[str, Any] = {
+    "id": "msg_76543210fedcba9876543210",
+    "type": "message",
+    "role": "user",
+    "status": "completed",
+    "content": [{"type": "input_text", "text": "What is the capital of France?"}],
 }
 
 
@@ -98,6 +166,24 @@ EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
         "object": "text_completion",
         "choices": [{"index": 0, "text": " 5", "logprobs": None, "finish_reason": None}],
     },
+    ResponseObject: _RESPONSE,
+    ResponseEvent: {
+        "type": "response.output_text.delta",
+        "sequence_number": 4,
+        "item_id": _MESSAGE["id"],
+        "output_index": 0,
+        "content_index": 0,
+        "delta": "The",
+        "logprobs": [],
+    },
+    InputItemList: {
+        "object": "list",
+        "data": [_INPUT_ITEM],
+        "first_id": _INPUT_ITEM["id"],
+        "last_id": _INPUT_ITEM["id"],
+        "has_more": False,
+    },
+    DeletedResponse: {"id": _RESPONSE_ID, "object": "response", "deleted": True},
     RenderReply: {
         "model": "smollm2",
         "prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",

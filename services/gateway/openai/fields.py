@@ -81,6 +81,7 @@ class UnknownFields:
         *,
         also_refused: Mapping[str, tuple[object, ...]],
         where: str = "",
+        instead: Mapping[str, str] = _INSTEAD,
     ) -> None:
         """Refuse known fields that are not offered, log the unknown ones.
 
@@ -88,6 +89,7 @@ class UnknownFields:
             extra: Fields that the schema does not have.
             also_refused: More fields to be refused, with their harmless values.
             where: Path of the object they are in, with a dot at its end.
+            instead: Field → what does what it would do.
 
         Raises:
             InvalidRequest: Names the field.
@@ -97,7 +99,7 @@ class UnknownFields:
             if harmless is None:
                 self._log_once(where + name)
             elif value is not None and not _is_one_of(value, harmless):
-                raise InvalidRequest(_refusal(name, where), param=where + name)
+                raise InvalidRequest(_refusal(where + name, instead.get(name)), param=where + name)
 
     def _log_once(self, name: str) -> None:
         name = name[:MAX_NAME_LENGTH]
@@ -112,6 +114,5 @@ def _is_one_of(value: object, harmless: tuple[object, ...]) -> bool:
     return any(type(value) is type(other) and value == other for other in harmless)
 
 
-def _refusal(name: str, where: str) -> str:
-    instead = _INSTEAD.get(name)
-    return f"{where}{name} is not supported here" + (f": {instead}" if instead else "")
+def _refusal(field: str, instead: str | None) -> str:
+    return f"{field} is not supported here" + (f": {instead}" if instead else "")

@@ -23,6 +23,8 @@ from services.gateway.openai.chat import plan_chat
 from services.gateway.openai.completions import plan_completion
 from services.gateway.openai.fields import UnknownFields
 from services.gateway.openai.plan import Caller, Limits, Plan, PlanContext
+from services.gateway.openai.responses.plan import ResponsePlan, plan_response
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.parsers import Parsers
 from tests.fakes.tokenizer import MODEL, Performance, Script, Vocabulary, ready_info
 
@@ -41,6 +43,26 @@ def planning(
     return PlanContext(fleet, limits, UnknownFields(), b"secret", parsers)
 
 
+def response_store(
+    *, max_responses: int = 100, max_bytes: int = 1 << 20, now: Callable[[], float] = lambda: 0.0
+) -> ResponseStore:
+    """An empty store; what it keeps is found for 60 s."""
+    return ResponseStore(max_responses=max_responses, max_bytes=max_bytes, ttl_s=60.0, clock=now)
+
+
+def named_events(written: bytes) -> list[Body]:
+    """The data of named events; each is named as its data is typed."""
+    blocks = written.decode().split("\n\n")
+    assert blocks.pop() == ""
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        found.append(orjson.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
 class Desk:
     """Answers requests by a script.
 
@@ -48,6 +70,7 @@ class Desk:
         script: For the requests to come.
         requests: What a tokenizer would have been asked, in order.
         vocabulary: The fake tokenizer's tokens.
+        store: Responses that are kept.
     """
 
     def __init__(self) -> None:
@@ -55,6 +78,7 @@ class Desk:
         self.requests: list[tokenizer_pb2.GenerateRequest] = []
         self.vocabulary = Vocabulary()
         self.context = planning()
+        self.store = response_store()
 
     def chat(self, **fields: Any) -> Body:
         """The whole reply to a chat."""
@@ -72,6 +96,23 @@ class Desk:
         """The data of each event of a streamed completion."""
         return self._events(self._plan_completion(fields | {"prompt": prompt, "stream": True}))
 
+    def respond(self, given: Any = "Hi", *, tenant: str = "", **fields: Any) -> Body:
+        """The whole response."""
+        return self._whole(self.plan_response(given, tenant=tenant, **fields).plan)
+
+    def response_events(self, given: Any = "Hi", *, tenant: str = "", **fields: Any) -> list[Body]:
+        """The data of each event of a streamed response."""
+        planned = self.plan_response(given, tenant=tenant, **fields, stream=True)
+        written = self._written(planned.plan)
+        return named_events(written)
+
+    def plan_response(self, given: Any = "Hi", *, tenant: str = "", **fields: Any) -> ResponsePlan:
+        """The plan of a response."""
+        body = parse_object(orjson.dumps({"model": MODEL, "input": given} | fields))
+        return plan_response(
+            body, Caller(tenant), self.context, store=self.store, clock=lambda: NOW
+        )
+
     def _plan_chat(self, fields: Body) -> Plan:
         return self._plan(plan_chat, {"messages": [{"role": "user", "content": "Hi"}]} | fields)
 
@@ -85,20 +126,23 @@ class Desk:
         return made
 
     def _whole(self, plan: Plan) -> Body:
-        for prompt_index, update in self._updates(plan):
+        for prompt_index, update in self.updates(plan):
             plan.reply.absorb(prompt_index, update)
         reply: Body = orjson.loads(orjson.dumps(plan.reply.whole()))
         return reply
 
     def _events(self, plan: Plan) -> list[Any]:
-        written = b"".join(plan.reply.events(i, update) for i, update in self._updates(plan))
-        blocks = (written + plan.reply.last_events()).decode().split("\n\n")
+        blocks = self._written(plan).decode().split("\n\n")
         assert blocks.pop() == ""
         assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
         found = [block.removeprefix("data: ") for block in blocks]
         return [data if data == "[DONE]" else orjson.loads(data) for data in found]
 
-    def _updates(self, plan: Plan) -> Iterator[tuple[int, Update]]:
+    def _written(self, plan: Plan) -> bytes:
+        written = b"".join(plan.reply.events(i, update) for i, update in self.updates(plan))
+        return written + plan.reply.last_events()
+
+    def updates(self, plan: Plan) -> Iterator[tuple[int, Update]]:
         """Updates of all prompts in turn, as they would come from several streams."""
         performances = []
         for index, request in enumerate(plan.requests):

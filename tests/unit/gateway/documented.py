@@ -32,9 +32,9 @@ def faults(value: Any, schema: Schema, schemas: dict[str, Schema], *, at: str = 
     """
     if "$ref" in schema:
         schema = schemas[schema["$ref"].rpartition("/")[2]]
-    if "anyOf" in schema:
-        tried = [faults(value, option, schemas, at=at) for option in schema["anyOf"]]
-        return min(tried, key=len)
+    options = schema.get("anyOf", schema.get("oneOf"))
+    if options is not None:
+        return min((faults(value, option, schemas, at=at) for option in options), key=len)
     allowed = [schema["const"]] if "const" in schema else schema.get("enum")
     if allowed is not None and value not in allowed:
         return [f"{at}: {value!r} is not one of {allowed}"]

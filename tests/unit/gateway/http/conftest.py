@@ -40,6 +40,10 @@ class Front:
         body = {"model": MODEL, "prompt": prompt} | fields
         return await self.http.post("/v1/completions", json=body)
 
+    async def respond(self, given: Any = "Hi", **fields: Any) -> httpx.Response:
+        """POST a request for a response."""
+        return await self.http.post("/v1/responses", json={"model": MODEL, "input": given} | fields)
+
     async def until_health(self, status: int) -> float:
         """Seconds until /health has this status; HTTP has no way to be told."""
         start = time.monotonic()

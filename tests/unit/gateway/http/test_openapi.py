@@ -12,6 +12,8 @@ from tests.fakes.tokenizer import MODEL, Script
 from tests.unit.gateway.documented import Schema, faults
 from tests.unit.gateway.http.conftest import Front, events
 
+WITHOUT_BODY = ("/reset_prefix_cache", "/v1/responses/{response_id}/cancel")
+
 
 async def document(front: Front) -> dict[str, Any]:
     """The OpenAPI document."""
@@ -27,9 +29,11 @@ async def test_every_route_has_its_body_and_its_replies(front: Front) -> None:
         for method, route in methods.items():
             assert route["summary"], path
             assert "200" in route["responses"], path
-            named = [parameter["name"] for parameter in route.get("parameters", [])]
-            assert named == re.findall(r"{(\w+)}", path)
-            if method == "post" and path != "/reset_prefix_cache":
+            parameters = route.get("parameters", [])
+            in_path = [one["name"] for one in parameters if one["in"] == "path"]
+            assert in_path == re.findall(r"{(\w+)}", path)
+            assert all(one["description"] and one["schema"] for one in parameters)
+            if method == "post" and path not in WITHOUT_BODY:
                 reference = route["requestBody"]["content"]["application/json"]["schema"]["$ref"]
                 assert reference.rpartition("/")[2] in schemas
                 assert {"400", "429", "503"} <= route["responses"].keys()
@@ -37,7 +41,7 @@ async def test_every_route_has_its_body_and_its_replies(front: Front) -> None:
 
 async def test_every_field_of_a_body_is_described(front: Front) -> None:
     schemas = (await document(front))["components"]["schemas"]
-    for name in ("ChatCompletionRequest", "CompletionRequest"):
+    for name in ("ChatCompletionRequest", "CompletionRequest", "ResponseRequest"):
         assert schemas[name]["examples"]
         for field, schema in schemas[name]["properties"].items():
             assert schema.get("description"), f"{name}.{field}"
@@ -104,7 +108,7 @@ async def test_every_body_has_an_example_that_is_taken_and_fits_its_schema(front
         for path, methods in found["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    assert {"/v1/chat/completions", "/v1/completions", "/tokenize"} <= bodies.keys()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses"} <= bodies.keys()
     for path, schema in bodies.items():
         for example in schemas[schema["$ref"].rpartition("/")[2]]["examples"]:
             assert faults(example, schema, schemas) == []

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: answers as items, kept so that they can be read and continued."""

@@ -1,0 +1,57 @@
+"""Events of a streamed response: named, numbered from 0, in the order in which they come."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import orjson
+
+
+class Events(Protocol):
+    """Takes what happens to a response."""
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """Something has happened.
+
+        Args:
+            kind: The event's type.
+            fields: The rest of its data, as it is now.
+        """
+
+    def take(self) -> bytes:
+        """What was added since the last time, as server-sent events."""
+
+
+class EventWriter:
+    """Writes events down as they come."""
+
+    def __init__(self) -> None:
+        self._num_written = 0
+        self._written: list[bytes] = []
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """See ``Events``."""
+        data = {"type": kind, "sequence_number": self._num_written, **fields}
+        self._written.append(event(data))
+        self._num_written += 1
+
+    def take(self) -> bytes:
+        """See ``Events``."""
+        written, self._written = self._written, []
+        return b"".join(written)
+
+
+class NoEvents:
+    """Nobody listens: the reply is sent whole."""
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """See ``Events``."""
+
+    def take(self) -> bytes:
+        """See ``Events``."""
+        return b""
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event, named as its data is typed."""
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))

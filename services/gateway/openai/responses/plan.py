@@ -1,0 +1,126 @@
+"""POST /v1/responses: the plan of a request. It becomes a chat, whose rules it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from services.common.errors import InvalidRequest, NotFound
+from services.gateway.openai.conversation import conversation
+from services.gateway.openai.parse import validate
+from services.gateway.openai.plan import Caller, Plan, PlanContext, check_common
+from services.gateway.openai.responses.chat_body import chat_body
+from services.gateway.openai.responses.checks import checked_body
+from services.gateway.openai.responses.events import EventWriter, NoEvents
+from services.gateway.openai.responses.fields import in_own_words, own_names
+from services.gateway.openai.responses.head import response_head
+from services.gateway.openai.responses.items import items_of, new_item_id
+from services.gateway.openai.responses.reply import ResponseOptions, ResponseReply
+from services.gateway.openai.responses.schema import ResponseRequest
+from services.gateway.openai.responses.store import ResponseStore, Turn
+from services.gateway.openai.responses.transcript import check_calls
+from services.gateway.openai.schema import ChatCompletionRequest
+
+ENDED_WELL = ("completed", "incomplete")
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePlan:
+    """A checked request.
+
+    Attributes:
+        plan: What is generated, and the reply.
+        reply: The same reply.
+        given: JSON of the request's own items.
+        before: What it goes on from.
+        is_background: Whether the client does not wait; then who runs it keeps it.
+    """
+
+    plan: Plan
+    reply: ResponseReply
+    given: bytes
+    before: Turn | None
+    is_background: bool
+
+
+def plan_response(
+    raw: JsonObject,
+    caller: Caller,
+    context: PlanContext,
+    *,
+    store: ResponseStore,
+    clock: Callable[[], float],
+) -> ResponsePlan:
+    """Check a request and say what is to be done for it.
+
+    Args:
+        raw: The parsed body.
+        caller: Who sends it.
+        context: What planning knows.
+        store: Where responses are kept.
+        clock: Unix seconds.
+
+    Raises:
+        InvalidRequest: Names the field at fault.
+        ModelNotFound: No such model.
+    """
+    body = checked_body(raw, context)
+    before = _before(body, caller, store)
+    given = items_of(body.input)
+    history = [] if before is None else before.conversation()
+    check_calls(history, given)
+    chat = chat_body(body, raw, [*history, *given])
+    with in_own_words():
+        validated = validate(chat, ChatCompletionRequest)
+        info = check_common(validated, context, also_refused={})
+        talk = conversation(
+            validated,
+            chat,
+            request_id=new_item_id("resp"),
+            info=info,
+            caller=caller,
+            context=context,
+        )
+    given_json = orjson.dumps(given)
+    is_background = bool(body.background)
+
+    def keep(response: JsonObject) -> None:
+        turn = Turn(orjson.dumps(response), given_json, before)
+        store.put(caller.tenant, response["id"], turn)
+
+    reply = ResponseReply(
+        ResponseOptions(
+            head=response_head(body, talk, created_at=int(clock())),
+            num_top=talk.num_top,
+            shows_reasoning=body.include_reasoning is not False,
+            is_background=is_background,
+        ),
+        parser=talk.parser(),
+        events=EventWriter() if body.stream else NoEvents(),
+        clock=clock,
+        on_end=None if is_background or body.store is False else keep,
+    )
+    plan = Plan((talk.request,), reply, bool(body.stream), own_names(talk.spellings))
+    return ResponsePlan(plan, reply, given_json, before, is_background)
+
+
+def _before(body: ResponseRequest, caller: Caller, store: ResponseStore) -> Turn | None:
+    """What the request goes on from."""
+    if body.previous_response_id is None:
+        return None
+    field = "previous_response_id"
+    try:
+        turn = store.get(caller.tenant, body.previous_response_id)
+    except NotFound as error:
+        raise InvalidRequest(
+            f"{field}: {error.message}", param=field, code="previous_response_not_found"
+        ) from None
+    status = orjson.loads(turn.response)["status"]
+    if status not in ENDED_WELL:
+        raise InvalidRequest(f"{field}: that response is {status}; nothing goes on", param=field)
+    return turn
