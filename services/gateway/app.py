@@ -20,6 +20,7 @@ from services.gateway.cors import Cors
 from services.gateway.exchange import ExchangeContext, JsonExchange
 from services.gateway.fleet import Fleet, Readiness
 from services.gateway.generation_exchange import GenerationExchange, Planner
+from services.gateway.head_requests import HeadRequests
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import replies
 from services.gateway.openai.chat import plan_chat
@@ -135,6 +136,7 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
     http_errors.install(app)
     openapi.install(app)
     docs.install(app)
+    app.add_middleware(HeadRequests)
     if keys:
         app.add_middleware(RequireKey, keys=keys)
     if allowed_origins:

@@ -32,10 +32,11 @@ async def read_body(receive: Receive, *, headers: Headers, max_bytes: int) -> by
 
     Raises:
         TooLarge: It has more bytes.
-        InvalidRequest: It is not declared to be JSON, or does not come.
+        InvalidRequest: It is not declared to be JSON in the clear, or does not come.
         ClientGone: The client left before it was complete.
     """
     _require_json(headers)
+    _require_size(headers, max_bytes)
     try:
         async with asyncio.timeout(BODY_WITHIN_S):
             return await _read_all(receive, max_bytes)
@@ -57,8 +58,12 @@ async def _read_all(receive: Receive, max_bytes: int) -> bytes:
         if not message.get("more_body", False) or size > max_bytes * DISCARD_FACTOR:
             break
     if size > max_bytes:
-        raise TooLarge(f"the body has more than the {max_bytes} bytes that are allowed")
+        raise _too_large(max_bytes)
     return b"".join(parts)
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the body has more than the {max_bytes} bytes that are allowed")
 
 
 def _require_json(headers: Headers) -> None:
@@ -66,6 +71,16 @@ def _require_json(headers: Headers) -> None:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind and kind != "application/json" and not kind.endswith("+json"):
         raise InvalidRequest(f"send the body as Content-Type: application/json, not {kind[:80]!r}")
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise InvalidRequest(f"send the body without Content-Encoding, not as {coding[:80]!r}")
+
+
+def _require_size(headers: Headers, max_bytes: int) -> None:
+    """What says that it is far too large is not waited for."""
+    size = headers.get("content-length", "")
+    if size.isdecimal() and int(size) > max_bytes * DISCARD_FACTOR:
+        raise _too_large(max_bytes)
 
 
 def parse_object(raw: bytes) -> BodyContent:

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.common.errors import ConfigError, InvalidRequest
+from services.common.errors import ConfigError
 from services.common.lifecycle import Lifecycle
 from services.common.telemetry import get_logger
 from services.gateway.admission import Admission
@@ -22,7 +21,7 @@ from services.gateway.auth import ApiKeys
 from services.gateway.config import GatewayConfig
 from services.gateway.exchange import ExchangeContext
 from services.gateway.fleet import Fleet, Pulse
-from services.gateway.http_errors import envelope
+from services.gateway.http_protocol import KEEP_ALIVE_S, HttpProtocol
 from services.gateway.key_limits import KeyLimits
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.fields import UnknownFields
@@ -31,7 +30,6 @@ from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.parsers import Parsers
 from services.gateway.tokenizer_client import TokenizerClient
 
-KEEP_ALIVE_S = 75
 BACKLOG = 2048
 LAST_BYTES_S = 5
 """How long uvicorn waits for replies to be taken after the drain."""
@@ -198,7 +196,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_Protocol,
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -220,17 +218,3 @@ class _Server(uvicorn.Server):
         """Listen, and say so."""
         await super().startup(sockets=sockets)
         self.listening.set()
-
-
-class _Protocol(HttpToolsProtocol):
-    """HTTP/1.1; what is no HTTP at all is answered in OpenAI's envelope too."""
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer bytes that cannot be parsed, and hang up."""
-        body = envelope(InvalidRequest(msg))
-        head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
-        self.transport.close()
