@@ -226,15 +226,24 @@ class Session:
 
     def _on_step(self, frame: scheduler_pb2.ServerFrame) -> None:
         step = frame.step
+        if step.HasField("load"):
+            self._take_load(step.engine_id, step.load)
         for rows in step.prompt_logprobs:
             self._handles.prompt_logprobs(rows.handle, prompt_logprobs_from_message(rows))
         self._deliver(step)
-        engine = self._engines.get(step.engine_id)
-        if engine is not None and step.HasField("load"):
-            engine.load.CopyFrom(step.load)
         self._received_frame = step.frame
         if self._received_frame - self._acked_frame >= ACK_FRAMES:
             self._acknowledge()
+
+    def _take_load(self, engine_id: int, load: common_pb2.Load) -> None:
+        engine = self._engines.get(engine_id)
+        if engine is None:
+            return
+        was_busy = _is_busy(engine.load)
+        engine.load.CopyFrom(load)
+        if was_busy and not _is_busy(load):
+            # Loads go on at the next beat, but who has got an answer may look at once what is left.
+            self._on_change()
 
     def _deliver(self, step: scheduler_pb2.StepFrame) -> None:
         """Hand the columns of a step to their handles, each end together with its last tokens."""
@@ -319,3 +328,7 @@ class TokenStream:
     def abort(self, reason: AbortReason) -> None:
         """Give up every choice that has not ended; its receiver still hears of its end."""
         self._session.abort(self._handles, reason)
+
+
+def _is_busy(load: common_pb2.Load) -> bool:
+    return load.running > 0 or load.waiting > 0

@@ -274,6 +274,7 @@ class _FakeSession:
             self.fake.garble_next_step = False
             del step.count[-1]
         step.load.generated_tokens = self._frame
+        step.load.running = len(self._running)
         return scheduler_pb2.ServerFrame(step=step)
 
     def _advance(self, step: scheduler_pb2.StepFrame, row: _Running) -> None:

@@ -12,6 +12,8 @@ from services.common.errors import WorkerLost
 from services.common.fingerprint import text_fingerprint
 from services.common.pb import common_pb2, scheduler_pb2, tokenizer_pb2
 from services.common.rpc import translate
+from services.tokenizer import service
+from tests.fakes import scheduler
 from tests.fakes.scheduler import Answer, FakeScheduler, engine_state
 from tests.unit.tokenizer.conftest import MODEL, MakeRig, Rig, rig_of, until_ready
 
@@ -79,6 +81,23 @@ async def test_leaving_a_request_aborts_it_and_forgets_it_only_at_its_end(
         (session,) = rig.schedulers.sessions
         while session.num_handles:
             await rig.schedulers.changed.wait(timeout_s=1)
+
+
+async def test_that_an_engine_has_nothing_left_to_do_is_told_at_once(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "INFO_PERIOD_S", 600.0)
+    monkeypatch.setattr(scheduler, "HEARTBEAT_S", 600.0)
+    async with make_rig(lambda add, index: Answer([65, 66, 67])) as rig:
+        watching = rig.stub.Info(tokenizer_pb2.InfoRequest())
+        before = (await watching.read()).engines[0].load
+        assert (before.running, before.generated_tokens) == (0, 0)
+        async for _ in rig.stub.Generate(request()):
+            pass
+        async with asyncio.timeout(60):
+            while not (after := (await watching.read()).engines[0].load).generated_tokens:
+                pass
+        assert after.running == 0
 
 
 async def test_a_gap_in_the_offsets_fails_the_session(make_rig: MakeRig) -> None:
