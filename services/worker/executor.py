@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from llguidance import LLMatcher
@@ -20,11 +19,11 @@ from services.common.errors import InvariantError
 from services.common.sampling import Constraint
 from services.common.telemetry import get_logger
 from services.worker.convert import failure_to_bytes, result_to_bytes, step_from_bytes
+from services.worker.runner.build import Built, RunnerFacts
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.sampling.grammar_compiler import GrammarCompiler
 
 log = get_logger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +75,16 @@ class Executor:
         self._started_at: float | None = None
         self._ended_at: float | None = None
 
-    def load(self, build: Callable[[], tuple[ModelRunner, T]]) -> Future[T]:
-        """Build the runner in the thread.
+    def load(self, build: Callable[[], Built]) -> Future[RunnerFacts]:
+        """Build the runner in the thread; from then on steps run and grammars are compiled.
 
         Args:
-            build: Returns it, and what the caller wants to know about it.
+            build: Takes seconds to minutes; what it raises is in the future.
         """
 
-        def job() -> T:
-            self._runner, facts = build()
+        def job() -> RunnerFacts:
+            self._runner, self._compiler, facts = build()
+            self._grammar_pool.submit(self._compiler.warm)
             return facts
 
         return self._pool.submit(job)
@@ -100,11 +100,6 @@ class Executor:
             if ``frame`` is no step, or no runner is loaded.
         """
         return self._pool.submit(self._step, frame)
-
-    def use_compiler(self, compiler: GrammarCompiler) -> None:
-        """Say how grammars are compiled; until then none can be prepared."""
-        self._compiler = compiler
-        self._grammar_pool.submit(compiler.warm)
 
     def prepare(self, ref: int, constraint: Constraint) -> Future[None]:
         """Compile a grammar; steps submitted after the future is done may name it.

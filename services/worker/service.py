@@ -25,14 +25,12 @@ from services.worker.identity import Identity, identify
 from services.worker.kv_cache.spec import LAYOUT
 from services.worker.loader.load_model import weight_dtype
 from services.worker.runner.build import (
+    Built,
     Progress,
-    RunnerFacts,
     RunnerOptions,
     build_runner,
     resolve_device,
 )
-from services.worker.runner.model_runner import ModelRunner
-from services.worker.sampling.grammar_compiler import GrammarCompiler
 from services.worker.state import WorkerState
 from services.worker.step_clock import StepClock
 
@@ -129,19 +127,12 @@ class _Service:
 
     async def _load(self) -> None:
         facts = await asyncio.wrap_future(self._executor.load(self._build))
-        self._executor.use_compiler(
-            GrammarCompiler(
-                self._config.model / "tokenizer.json",
-                vocab_size=facts.vocab_size,
-                eos_token_ids=facts.eos_token_ids,
-            )
-        )
         metrics.KV_BLOCKS.set(facts.num_blocks)
         metrics.KV_CACHE_BYTES.set(facts.kv_cache_bytes)
         freeze_garbage()
         self._state.on_loaded(facts)
 
-    def _build(self) -> tuple[ModelRunner, RunnerFacts]:
+    def _build(self) -> Built:
         return build_runner(self._options, report=self._report)
 
     def _report(self, progress: Progress) -> None:
@@ -218,8 +209,7 @@ def runner_options(config: WorkerConfig) -> RunnerOptions:
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_model_len=config.max_model_len,
-        # Every running request needs at least one token of the budget.
-        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
+        max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         pipeline_depth=config.pipeline_depth,
         cpu_isa=config.cpu_isa,

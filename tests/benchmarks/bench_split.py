@@ -31,7 +31,7 @@ from services.common.sampling import SamplingParams
 from services.offline import LLM, LLMOptions
 from services.pull import ensure_model
 from services.worker.executor import StepTimes
-from services.worker.runner.build import RunnerOptions, build_runner
+from services.worker.runner.build import build_runner
 from services.worker.runner.model_runner import ModelRunner
 from tests.e2e.system import CLUSTER_TOKEN, System
 from tests.unit.scheduler.session_client import SessionClient
@@ -210,26 +210,7 @@ def bare_runner(model_dir: Path, options: LLMOptions) -> ModelRunner:
     """A runner of its own, to be called in this thread."""
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    runner, _ = build_runner(
-        RunnerOptions(
-            model_dir=model_dir,
-            dtype=options.dtype,
-            device=torch.device("cpu"),
-            attention_backend=options.attention_backend,
-            block_size=options.block_size,
-            num_gpu_blocks_override=options.num_gpu_blocks_override,
-            kv_cache_memory_bytes=None,
-            gpu_memory_utilization=None,
-            max_model_len=None,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            pipeline_depth=1,
-            cpu_isa=options.cpu_isa,
-            num_threads=options.num_threads,
-        ),
-        report=lambda _: None,
-    )
-    return runner
+    return build_runner(options.for_runner(model_dir), report=lambda _: None).runner
 
 
 def print_overhead(llm: LLM, model_dir: Path, options: LLMOptions, sizes: Sequence[int]) -> None:

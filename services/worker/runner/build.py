@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from services.worker.runner.memory import (
 )
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.step_input import NewRow, Step
+from services.worker.sampling.grammar_compiler import GrammarCompiler
 
 log = get_logger(__name__)
 _NO_IDS = np.zeros(0, dtype=np.int64)
@@ -50,6 +52,11 @@ class RunnerOptions:
     pipeline_depth: int
     cpu_isa: IsaSetting = "auto"
     num_threads: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that can run at once: each needs at least one token of the budget."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,14 @@ class Progress:
         return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
+class Built(NamedTuple):
+    """A runner that is ready, what compiles grammars for it, and what was discovered."""
+
+    runner: ModelRunner
+    compiler: GrammarCompiler
+    facts: RunnerFacts
+
+
 def resolve_device(name: str) -> torch.device:
     """The device that a setting means.
 
@@ -118,9 +133,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
 
 
-def build_runner(
-    options: RunnerOptions, *, report: Callable[[Progress], None]
-) -> tuple[ModelRunner, RunnerFacts]:
+def build_runner(options: RunnerOptions, *, report: Callable[[Progress], None]) -> Built:
     """Build a runner; takes seconds to minutes.
 
     Args:
@@ -149,7 +162,7 @@ def build_runner(
     runner = ModelRunner(
         loaded,
         kv_caches=allocate(spec, pool.num_blocks, device=options.device),
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=options.num_rows,
         max_model_len=pool.max_model_len,
         block_size=options.block_size,
         device=options.device,
@@ -157,11 +170,11 @@ def build_runner(
     # The first step of a process pays for kernels and buffers; no request shall.
     runner.execute(_profile_step([1], [1]))
     runner.reset()
-    return runner, RunnerFacts(
+    facts = RunnerFacts(
         num_blocks=pool.num_blocks,
         block_size=options.block_size,
         max_model_len=pool.max_model_len,
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=options.num_rows,
         max_num_batched_tokens=options.max_num_batched_tokens,
         pipeline_depth=options.pipeline_depth,
         vocab_size=loaded.config.vocab_size,
@@ -170,6 +183,12 @@ def build_runner(
         dtype=str(loaded.dtype).removeprefix("torch."),
         kv_cache_bytes=pool.num_blocks * spec.block_size_bytes,
     )
+    compiler = GrammarCompiler(
+        options.model_dir / "tokenizer.json",
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+    )
+    return Built(runner, compiler, facts)
 
 
 def _size_pool(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -> Pool:
@@ -185,7 +204,7 @@ def _size_pool(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -
         share=options.gpu_memory_utilization,
         max_model_len=options.max_model_len,
         model_max_len=model_max_len,
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=options.num_rows,
     )
     is_size_given = limits.num_blocks_override or limits.kv_cache_bytes
     free_bytes = 0 if is_size_given else _free_bytes(options, loaded, spec)
@@ -220,7 +239,7 @@ def _run_full_step(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpe
     """One step with the whole token budget and as many rows sampling as can."""
     model_len = options.max_model_len or loaded.config.max_position_embeddings
     lengths = _profile_lengths(
-        budget=options.max_num_batched_tokens, max_rows=options.max_num_seqs, max_len=model_len
+        budget=options.max_num_batched_tokens, max_rows=options.num_rows, max_len=model_len
     )
     blocks = [-(-length // spec.block_size) for length in lengths]
     runner = ModelRunner(

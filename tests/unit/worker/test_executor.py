@@ -14,6 +14,7 @@ from services.common.errors import InvalidRequest, InvariantError
 from services.common.pb import worker_pb2
 from services.common.sampling import Constraint, ConstraintKind
 from services.worker.executor import Executor, StepTimes
+from services.worker.runner.build import Built
 from services.worker.runner.step_input import Step
 from services.worker.runner.step_output import StepOutput
 
@@ -57,6 +58,7 @@ class FakeRunner:
     """Counts what it is given; step 13 fails, step 99 waits for ``go``."""
 
     def __init__(self) -> None:
+        self.compiler = FakeCompiler()
         self.seen: list[int] = []
         self.forgotten: list[int] = []
         self.num_resets = 0
@@ -101,9 +103,11 @@ def executor(times: list[StepTimes]) -> Iterator[Executor]:
 
 
 def load(executor: Executor) -> FakeRunner:
-    """Give it a fake runner."""
+    """Give it a fake runner and a fake compiler."""
     runner = FakeRunner()
-    assert executor.load(lambda: (runner, "facts")).result(60) == "facts"  # type: ignore[arg-type,return-value]
+    built = Built(runner, runner.compiler, "facts")  # type: ignore[arg-type]
+    assert executor.load(lambda: built).result(60) == "facts"
+    assert runner.compiler.is_warm.wait(60)
     return runner
 
 
@@ -191,24 +195,15 @@ def regex(spec: str) -> Constraint:
     return Constraint(ConstraintKind.REGEX, spec)
 
 
-def use_fake_compiler(executor: Executor) -> FakeCompiler:
-    """Give it a fake compiler."""
-    compiler = FakeCompiler()
-    executor.use_compiler(compiler)  # type: ignore[arg-type]
-    assert compiler.is_warm.wait(60)
-    return compiler
-
-
 def test_grammars_are_compiled_beside_the_steps_and_installed_between_them(
     executor: Executor,
 ) -> None:
     runner = load(executor)
-    compiler = use_fake_compiler(executor)
     slow = executor.prepare(1, regex("slow"))
     executor.submit(worker_pb2.ScheduledStep(step=1).SerializeToString()).result(60)
     assert runner.seen == [1] and runner.grammars.events == []
     executor.release([1])
-    compiler.go.set()
+    runner.compiler.go.set()
     slow.result(60)
     executor.prepare(2, regex("a")).result(60)
     executor.submit(worker_pb2.ScheduledStep(step=2).SerializeToString()).result(60)
@@ -223,20 +218,18 @@ def test_a_grammar_of_an_engine_that_is_gone_is_not_installed_for_the_next(
     executor: Executor,
 ) -> None:
     runner = load(executor)
-    compiler = use_fake_compiler(executor)
     slow = executor.prepare(1, regex("slow"))
     executor.reset().result(60)
-    compiler.go.set()
+    runner.compiler.go.set()
     slow.result(60)
     executor.submit(worker_pb2.ScheduledStep(step=1).SerializeToString()).result(60)
     assert runner.grammars.events == []
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_own_future(executor: Executor) -> None:
-    load(executor)
     with pytest.raises(InvariantError, match="before the model"):
         executor.prepare(1, regex("a")).result(60)
-    use_fake_compiler(executor)
+    load(executor)
     with pytest.raises(InvalidRequest, match="bad"):
         executor.prepare(1, regex("bad")).result(60)
     executor.prepare(2, regex("a")).result(60)

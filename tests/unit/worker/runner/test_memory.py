@@ -114,9 +114,10 @@ def test_a_runner_is_built_from_a_directory(tiny_dir: Path) -> None:
         max_num_batched_tokens=64,
         pipeline_depth=2,
     )
-    runner, facts = build_runner(options, report=lambda progress: phases.append(progress.phase))
+    runner, _, facts = build_runner(options, report=lambda progress: phases.append(progress.phase))
     assert runner.num_rows == 0
     assert (facts.num_blocks, facts.max_model_len) == (33, 512)
+    assert facts.max_num_seqs == 4
     assert (facts.vocab_size, facts.eos_token_ids) == (320, (2,))
     assert list(dict.fromkeys(phases)) == ["weights", "profile", "kv_cache"]
     with pytest.raises(ConfigError, match="at most 1024"):
