@@ -17,6 +17,9 @@ class InFlightStep:
 
     Attributes:
         samples: Whether row i computes its last known token, and so yields a new one.
+        is_void: An earlier step has failed while this one was in flight: all its rows have been
+            given up, and nothing that lives on builds on them. It may fail too, which means nothing
+            then.
     """
 
     step: int
@@ -27,6 +30,7 @@ class InFlightStep:
     samples: list[bool] = field(default_factory=list)
     num_decode_rows: int = 0
     num_prefill_tokens: int = 0
+    is_void: bool = False
 
     def live_requests(self) -> Iterator[Request]:
         """Requests that are still in the life that this step belongs to."""

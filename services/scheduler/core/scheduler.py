@@ -377,7 +377,7 @@ class Scheduler:
         self._last_applied = outcome.step
         update = StepUpdate(step=outcome.step)
         if outcome.failed is not None:
-            self._results.apply_failure(in_flight, outcome.failed, now=now)
+            self._apply_failure(in_flight, outcome.failed, now=now)
         else:
             self._results.apply(in_flight, outcome, update, now=now)
             self._cost_model.observe(
@@ -387,6 +387,13 @@ class Scheduler:
             )
         update.finished = self.take_finished()
         return update
+
+    def _apply_failure(self, in_flight: InFlightStep, message: str, *, now: float) -> None:
+        if in_flight.is_void:
+            return  # or the rows that start over would be given up again, perhaps for ever
+        self._results.apply_failure(in_flight, message, now=now)
+        for step in self._in_flight:
+            step.is_void = True
 
     def take_finished(self) -> list[Finished]:
         """Finishes since the last ``apply`` or call of this; each request appears exactly once."""

@@ -317,6 +317,26 @@ def test_a_failed_step_is_run_again_in_halves_until_the_guilty_row_is_alone(dept
     assert harness.device.num_failed_steps <= 4 + depth - 1, "8, 4, 2, 1, and steps in flight"
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_step_that_fails_after_its_rows_were_given_up_does_not_start_the_others_over(
+    depth: int,
+) -> None:
+    harness = Harness(limits(pipeline_depth=depth))
+    first = harness.add(harness.request(_prompt(9), max_tokens=6))
+    harness.plan()
+    second, third = (
+        harness.add(harness.request(_prompt(9, start=20 * i), max_tokens=6)) for i in (1, 2)
+    )
+    harness.device.fatal_handles |= {first.handle, second.handle}
+    harness.plan()
+    harness.receive()  # the first is alone in it
+    assert harness.reason(first) is FinishReason.ERROR
+    harness.run(max_steps=40)
+    harness.assert_all_served()
+    assert harness.reason(second) is FinishReason.ERROR
+    assert harness.reason(third) is FinishReason.LENGTH
+
+
 def test_two_guilty_rows_are_both_found() -> None:
     harness = Harness()
     requests = [harness.add(harness.request(_prompt(9, start=2 + 9 * i))) for i in range(7)]

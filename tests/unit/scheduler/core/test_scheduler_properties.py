@@ -157,11 +157,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         handle = data.draw(st.sampled_from(self._alive()))
         request = self.harness.scheduler.withdraw(handle)
         self.harness.check()
-        if request is not None:
+        if request is None:
+            return
+        self.harness.seen[handle] = Seen(request, list(request.output_ids))
+        try:
             self.harness.scheduler.add([request], now=self.harness.now)
-            self.harness.seen[handle] = Seen(request, list(request.output_ids))
-            self.harness.take_finished()
-            self.harness.check()
+        except Overloaded:  # the choices of one request, added together, had overfilled the queue
+            del self.harness.seen[handle]
+        self.harness.take_finished()
+        self.harness.check()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 6.0]))
     def wait(self, seconds: float) -> None:
