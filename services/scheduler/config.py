@@ -41,9 +41,10 @@ class SchedulerConfig(ServiceConfig):
     max_waiting: int = Field(
         1024, ge=1, description="Most waiting requests per engine; more are refused with a 429."
     )
-    step_time_target_ms: float | None = Field(
-        None,
-        gt=0,
+    step_time_target_ms: float = Field(
+        200.0,
+        ge=0,
         description="Milliseconds that a step with decoding requests should last: prompts are cut "
-        "so that they do not make the others stutter; default: off.",
+        "so that they do not make the others stutter, but to no less than decoding takes beside "
+        "them; 0 = prompts take the whole token budget.",
     )

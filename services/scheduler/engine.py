@@ -66,7 +66,7 @@ class EnginePolicy:
     enable_prefix_caching: bool = True
     max_waiting: int = 1024
     policy: Literal["fcfs", "priority"] = "fcfs"
-    step_time_target_s: float | None = None
+    step_time_target_s: float = 0.0
 
     def limits_for(self, facts: WorkerFacts) -> EngineLimits:
         """Join the worker's sizes and these settings.

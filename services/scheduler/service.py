@@ -192,13 +192,12 @@ async def _report_health(fleet: Fleet, server: RpcServer) -> None:
 
 
 def _policy(config: SchedulerConfig) -> EnginePolicy:
-    target_ms = config.step_time_target_ms
     return EnginePolicy(
         pipeline_depth=config.pipeline_depth,
         enable_prefix_caching=config.enable_prefix_caching,
         max_waiting=config.max_waiting,
         policy=config.scheduling_policy,
-        step_time_target_s=None if target_ms is None else target_ms / 1e3,
+        step_time_target_s=config.step_time_target_ms / 1e3,
     )
 
 

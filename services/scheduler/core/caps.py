@@ -31,13 +31,13 @@ class TokenBudget:
 
     Without a target: ``max_tokens``. With one: as many as keep the step near the target, so that a
     long prompt does not make the others stutter; a step in which nobody decodes has nobody to
-    disturb.
+    disturb. Prompts always get as long as decoding takes beside them, or they would starve where
+    decoding alone comes near the target.
 
     Args:
         max_tokens: Never more.
-        target_s: Wanted duration of a step; None = no target.
-        min_prefill_tokens: Prompts always get this much beside the decoding rows, or they would
-            starve where decoding alone exceeds the target.
+        target_s: Wanted duration of a step in seconds; 0 = no target.
+        min_prefill_tokens: Prompts always get this much beside the decoding rows.
         cost_model: Knows how long steps take.
     """
 
@@ -45,7 +45,7 @@ class TokenBudget:
         self,
         max_tokens: int,
         *,
-        target_s: float | None,
+        target_s: float,
         min_prefill_tokens: int,
         cost_model: StepCostModel,
     ) -> None:
@@ -57,7 +57,7 @@ class TokenBudget:
     @property
     def has_target(self) -> bool:
         """Whether ``for_step`` depends on its argument."""
-        return self._target_s is not None
+        return self._target_s > 0.0
 
     def for_step(self, num_decode_rows: int) -> int:
         """Token budget of a step.
@@ -65,9 +65,10 @@ class TokenBudget:
         Args:
             num_decode_rows: Running requests that compute one token.
         """
-        if self._target_s is None or num_decode_rows == 0:
+        if not self.has_target or num_decode_rows == 0:
             return self._max_tokens
-        affordable = self._cost_model.max_prefill_tokens(self._target_s)
+        decode_s = self._cost_model.decode_s
+        affordable = self._cost_model.prefill_tokens_in(max(self._target_s - decode_s, decode_s))
         if affordable is None:
             return self._max_tokens
         prefill_tokens = max(self._min_prefill_tokens, affordable)

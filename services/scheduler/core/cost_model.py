@@ -44,14 +44,17 @@ class StepCostModel:
 
     def predict(self, *, num_decode_rows: int, num_prefill_tokens: int) -> float:
         """Expected device time in seconds; 0 where nothing has been measured."""
-        decode_s = (self._decode_s or 0.0) if num_decode_rows else 0.0
+        decode_s = self.decode_s if num_decode_rows else 0.0
         return decode_s + num_prefill_tokens * self._prefill_token_s
 
-    def max_prefill_tokens(self, target_s: float) -> int | None:
-        """Prompt tokens that fit beside the decoding rows; None if no prompt has been measured."""
-        if self._prefill_token_s == 0.0:
-            return None
-        return max(0, int((target_s - (self._decode_s or 0.0)) / self._prefill_token_s))
+    def prefill_tokens_in(self, seconds: float) -> int | None:
+        """Prompt tokens that take so long; None if no prompt has been measured."""
+        return int(seconds / self._prefill_token_s) if self._prefill_token_s else None
+
+    @property
+    def decode_s(self) -> float:
+        """What a step of decoding rows takes; 0 = not measured."""
+        return self._decode_s or 0.0
 
     @property
     def _prefill_token_s(self) -> float:

@@ -28,7 +28,7 @@ class EngineLimits:
             starves.
         long_prefill_token_threshold: Most tokens of one prompt in a step; 0 = no limit.
         step_time_target_s: Prompts are cut so that steps with decoding rows last about this long;
-            None = off.
+            0 = off.
         prepare_timeout_s: How long a request may wait for its grammar.
     """
 
@@ -45,7 +45,7 @@ class EngineLimits:
     policy: Literal["fcfs", "priority"] = "priority"
     priority_aging_s: float = 60.0
     long_prefill_token_threshold: int = 0
-    step_time_target_s: float | None = None
+    step_time_target_s: float = 0.0
     prepare_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:

@@ -5,26 +5,28 @@ from __future__ import annotations
 import pytest
 
 from services.common.sampling import SamplingParams
+from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.caps import LongPrefillCap, TokenBudget
 from services.scheduler.core.cost_model import StepCostModel
 from services.scheduler.core.request import Request
+from tests.unit.scheduler.core.harness import Harness, limits
 
 DECODE_S = 0.030
 PREFILL_TOKEN_S = 0.0002
 
 
-def _taught(model: StepCostModel, *, num_prefill_tokens: int = 500) -> StepCostModel:
+def _taught(model: StepCostModel, *, prefill_token_s: float = PREFILL_TOKEN_S) -> StepCostModel:
     for _ in range(20):
         model.observe(num_decode_rows=16, num_prefill_tokens=0, device_s=DECODE_S)
         model.observe(
             num_decode_rows=16,
-            num_prefill_tokens=num_prefill_tokens,
-            device_s=DECODE_S + num_prefill_tokens * PREFILL_TOKEN_S,
+            num_prefill_tokens=500,
+            device_s=DECODE_S + 500 * prefill_token_s,
         )
     return model
 
 
-def _budget(model: StepCostModel, *, target_s: float | None) -> TokenBudget:
+def _budget(model: StepCostModel, *, target_s: float) -> TokenBudget:
     return TokenBudget(2048, target_s=target_s, min_prefill_tokens=16, cost_model=model)
 
 
@@ -55,11 +57,19 @@ def test_a_step_in_which_nobody_decodes_is_not_limited() -> None:
 
 
 def test_without_a_target_the_budget_is_the_maximum() -> None:
-    assert _budget(_taught(StepCostModel()), target_s=None).for_step(16) == 2048
+    assert _budget(_taught(StepCostModel()), target_s=0.0).for_step(16) == 2048
 
 
-def test_prompts_get_a_block_a_step_even_where_decoding_alone_exceeds_the_target() -> None:
-    assert _budget(_taught(StepCostModel()), target_s=0.010).for_step(16) == 16 + 16
+def test_prompts_get_as_long_as_decoding_takes_where_that_alone_nears_the_target() -> None:
+    model = _taught(StepCostModel())
+    for target_s in (0.010, DECODE_S, 1.5 * DECODE_S):
+        budget = _budget(model, target_s=target_s).for_step(16)
+        assert budget == pytest.approx(16 + DECODE_S / PREFILL_TOKEN_S, abs=2)
+
+
+def test_prompts_get_a_block_a_step_however_slow_they_are() -> None:
+    model = _taught(StepCostModel(), prefill_token_s=1.0)
+    assert _budget(model, target_s=0.060).for_step(16) == 16 + 16
 
 
 def test_a_model_that_becomes_slower_is_followed() -> None:
@@ -82,3 +92,68 @@ def test_the_long_prefill_cap_limits_one_prompt() -> None:
     )
     cap = LongPrefillCap(100)
     assert (cap(request, 300), cap(request, 30)) == (100, 30)
+
+
+class MixedWork:
+    """Twelve requests decode while a long prompt arrives every two seconds of simulated time.
+
+    A step takes what a two-core machine takes: reading the weights, then so much a prompt token.
+    """
+
+    DECODE_S = 0.060
+    PROMPT_TOKEN_S = 0.0003
+    PROMPT_TOKENS = 3_400
+    NUM_LONG = 4
+
+    def __init__(self, *, target_s: float) -> None:
+        self.harness = Harness(
+            limits(
+                num_blocks=2_000,
+                block_size=16,
+                max_model_len=4_096,
+                max_num_seqs=32,
+                max_num_batched_tokens=2_048,
+                pipeline_depth=2,
+                step_time_target_s=target_s,
+            ),
+            checks=False,
+        )
+        self.gaps_s: list[float] = []
+        self.long_done_s: list[float] = []
+
+    def run(self) -> None:
+        """Run it to its end and note what the clients saw."""
+        harness = self.harness
+        decoding = {self._add([5 + i, *range(20, 50)], 150) for i in range(12)}
+        arrivals = [1.0 + 2.0 * i for i in range(self.NUM_LONG)]
+        arrived_at: dict[int, float] = {}
+        last_token_at: dict[int, float] = {}
+        while harness.scheduler.num_unfinished or arrivals:
+            if arrivals and harness.now >= arrivals[0]:
+                prompt = [7 + len(arrivals), *([9] * (self.PROMPT_TOKENS - 1))]
+                arrived_at[self._add(prompt, 4)] = arrivals.pop(0)
+            while harness.plan() is not None:
+                pass
+            plan = harness.in_flight[0]
+            harness.step_s = self.DECODE_S + plan.num_prefill_tokens * self.PROMPT_TOKEN_S
+            for handle in harness.receive().handles:
+                if handle in decoding and handle in last_token_at:
+                    self.gaps_s.append(harness.now - last_token_at[handle])
+                if handle in arrived_at and handle not in last_token_at:
+                    self.long_done_s.append(harness.now - arrived_at[handle])
+                last_token_at[handle] = harness.now
+
+    def _add(self, prompt: list[int], max_tokens: int) -> int:
+        return self.harness.add(self.harness.request(prompt, max_tokens=max_tokens)).handle
+
+
+def test_by_default_long_prompts_do_not_make_the_others_stutter() -> None:
+    target_s = SchedulerConfig().step_time_target_ms / 1e3
+    careful, careless = MixedWork(target_s=target_s), MixedWork(target_s=0.0)
+    careful.run()
+    careless.run()
+    assert max(careless.gaps_s) > 0.6
+    assert max(careful.gaps_s) < 1.1 * target_s
+    # What the others gain, the prompts do not lose twice over.
+    assert len(careful.long_done_s) == MixedWork.NUM_LONG
+    assert max(careful.long_done_s) < 1.6 * max(careless.long_done_s)
