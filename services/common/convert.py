@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.common.errors import SluicewayError, error_from_name
 from services.common.pb import common_pb2 as pb
 from services.common.sampling import (
+    BadWord,
     Constraint,
     ConstraintKind,
     RepetitionDetection,
@@ -40,8 +41,8 @@ def sampling_to_message(params: SamplingParams) -> pb.SamplingParams:
     if params.allowed_token_ids is not None:
         message.allowed_token_ids.ids.extend(params.allowed_token_ids)
         message.allowed_token_ids.SetInParent()
-    for ids in params.bad_words_ids:
-        message.bad_words_ids.add(ids=ids)
+    for word in params.bad_words:
+        message.bad_words.add(starts=word.starts, token_ids=word.token_ids, ends=word.ends)
     rule = params.repetition_detection
     if rule is not None:
         message.repetition_detection.max_pattern_size = rule.max_pattern_size
@@ -63,7 +64,10 @@ def sampling_from_message(message: pb.SamplingParams) -> SamplingParams:
         allowed_token_ids=(
             tuple(message.allowed_token_ids.ids) if message.HasField("allowed_token_ids") else None
         ),
-        bad_words_ids=tuple(tuple(word.ids) for word in message.bad_words_ids),
+        bad_words=tuple(
+            BadWord(tuple(word.starts), tuple(word.token_ids), tuple(word.ends))
+            for word in message.bad_words
+        ),
         repetition_detection=(
             RepetitionDetection(rule.max_pattern_size, rule.min_pattern_size, rule.min_count)
             if message.HasField("repetition_detection")

@@ -20,6 +20,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_IDS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
@@ -53,6 +54,37 @@ class RepetitionDetection:
 
 
 @dataclass(frozen=True, slots=True)
+class BadWord:
+    """All token sequences that spell one word, as a graph of places in it; columns side by side.
+
+    Place 0 is the word's beginning, the highest its end; every path from one to the other is a
+    spelling.
+
+    Attributes:
+        starts: Edge i leads from place ``starts[i]`` ...
+        token_ids: ... by this token ...
+        ends: ... to place ``ends[i]``, which is higher.
+    """
+
+    starts: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of_tokens(cls, *token_ids: int) -> BadWord:
+        """The one spelling that is these tokens."""
+        places = range(len(token_ids) + 1)
+        return cls(tuple(places[:-1]), token_ids, tuple(places[1:]))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the columns fit together and every edge leads forward."""
+        return 0 < len(self.token_ids) == len(self.starts) == len(self.ends) and all(
+            start < end for start, end in zip(self.starts, self.ends, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are drawn, and when they end.
 
@@ -63,7 +95,7 @@ class SamplingParams:
         max_tokens: ``None`` = the rest of the context.
         min_tokens: Nothing stops the output before this many tokens.
         logprobs: Top-k alternatives per output token; ``None`` = no log-probabilities, -1 = all.
-        bad_words_ids: Token sequences whose last token is banned after the others.
+        bad_words: A token that would complete one of them in the output is banned.
         allowed_token_ids: ``None`` = all.
     """
 
@@ -81,7 +113,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[BadWord, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     repetition_detection: RepetitionDetection | None = None
@@ -122,7 +154,7 @@ class SamplingParams:
     def _validate_lists(self) -> None:
         _require_len("stop_token_ids", len(self.stop_token_ids), high=MAX_STOP_TOKEN_IDS)
         _require_len("logit_bias", len(self.logit_bias), high=MAX_LOGIT_BIAS)
-        _require_len("bad_words", len(self.bad_words_ids), high=2 * MAX_BAD_WORDS)
+        self._validate_bad_words()
         for token_id, bias in self.logit_bias.items():
             _require_number(f"logit_bias[{token_id}]", bias, low=-100.0, high=100.0)
         if self.allowed_token_ids is not None:
@@ -131,6 +163,13 @@ class SamplingParams:
                 raise InvalidRequest(
                     "allowed_token_ids must not be empty", param="allowed_token_ids"
                 )
+
+    def _validate_bad_words(self) -> None:
+        # A spelling with and one without a space before it, and the tokenizer's own if it differs.
+        _require_len("bad_words", len(self.bad_words), high=4 * MAX_BAD_WORDS)
+        for word in self.bad_words:
+            if not word.is_sound:
+                raise InvalidRequest(f"bad_words: {word} is no word", param="bad_words")
 
     def _validate_logprobs(self) -> None:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
@@ -158,6 +197,7 @@ class SamplingParams:
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": tuple(self.logit_bias),
             "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words": tuple(token_id for word in self.bad_words for token_id in word.token_ids),
         }
         for name, ids in columns.items():
             for token_id in ids:

@@ -10,13 +10,13 @@ from dataclasses import replace
 from services.common.errors import WorkerLost
 from services.common.sampling import SamplingParams
 from services.tokenizer import metrics
+from services.tokenizer.bad_words import BadWordSpeller
 from services.tokenizer.encode import Encoder
 from services.tokenizer.generation import Delta, Generation
 from services.tokenizer.prompt import ChatPrompt, PromptReader
 from services.tokenizer.request import (
     GenerateRequest,
     Resume,
-    bad_words_ids,
     require_valid,
     truncate,
     with_room,
@@ -52,6 +52,7 @@ class Generator:
             max_choices: Most choices that one request may ask for.
         """
         self._encoder = encoder
+        self._bad_words = BadWordSpeller(encoder)
         self._prompts = prompts
         self._router = router
         self._engines = engines
@@ -110,8 +111,8 @@ class Generator:
             param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
         )
         if request.bad_words:
-            words = bad_words_ids(request.bad_words, self._encoder)
-            sampling = replace(sampling, bad_words_ids=sampling.bad_words_ids + words)
+            words = await self._encoder.in_thread(lambda: self._bad_words.spell(request.bad_words))
+            sampling = replace(sampling, bad_words=sampling.bad_words + words)
         return prompt_ids, sampling
 
     async def _prompt_ids(self, request: GenerateRequest, max_model_len: int) -> Sequence[int]:

@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 
 from services.common.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
 from services.common.grammar import check as check_constraint
-from services.common.sampling import MAX_BAD_WORDS, Constraint, SamplingParams
-from services.tokenizer.encode import Encoder
+from services.common.sampling import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    Constraint,
+    SamplingParams,
+)
 from services.tokenizer.prompt import Prompt
 from services.tokenizer.tokens import Trace
 
@@ -83,8 +87,10 @@ def require_valid(request: GenerateRequest, *, vocab_size: int, max_choices: int
     request.sampling.validate_token_ids(vocab_size)
     if not 1 <= request.n <= max_choices:
         raise InvalidRequest(f"n must be in [1, {max_choices}], got {request.n}", param="n")
-    _require_texts("stop", request.stop, max_items=MAX_STOPS)
-    _require_texts("bad_words", request.bad_words, max_items=MAX_BAD_WORDS)
+    _require_texts("stop", request.stop, max_items=MAX_STOPS, max_chars=MAX_STOP_CHARS)
+    _require_texts(
+        "bad_words", request.bad_words, max_items=MAX_BAD_WORDS, max_chars=MAX_BAD_WORD_CHARS
+    )
     keep = request.truncate_prompt_tokens
     if keep is not None and keep != -1 and keep < 1:
         raise InvalidRequest(
@@ -107,16 +113,15 @@ def _require_resumable(resume: Resume, *, n: int) -> None:
         )
 
 
-def _require_texts(param: str, texts: Sequence[str], *, max_items: int) -> None:
+def _require_texts(param: str, texts: Sequence[str], *, max_items: int, max_chars: int) -> None:
     if len(texts) > max_items:
         raise InvalidRequest(
             f"{param} has {len(texts)} entries; at most {max_items} are allowed", param=param
         )
     for text in texts:
-        if not 1 <= len(text) <= MAX_STOP_CHARS:
+        if not 1 <= len(text) <= max_chars:
             raise InvalidRequest(
-                f"{param}: each entry must have 1 to {MAX_STOP_CHARS} characters, "
-                f"one has {len(text)}",
+                f"{param}: each entry must have 1 to {max_chars} characters, one has {len(text)}",
                 param=param,
             )
 
@@ -176,20 +181,3 @@ def with_room(
             param="max_tokens",
         )
     return sampling
-
-
-def bad_words_ids(words: Sequence[str], encoder: Encoder) -> tuple[tuple[int, ...], ...]:
-    """Token sequences that spell the words, at the start of a text and after a space.
-
-    Raises:
-        InvalidRequest: A word has no tokens.
-    """
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        bare = word.lstrip() or word
-        for spelling in (bare, " " + bare):
-            ids = encoder.encode_now(spelling, add_special_tokens=False, param="bad_words")
-            if not ids:
-                raise InvalidRequest(f"bad_words: {word!r} has no tokens", param="bad_words")
-            found[tuple(ids)] = None
-    return tuple(found)

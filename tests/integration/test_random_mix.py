@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from services.common.sampling import (
+    BadWord,
     Constraint,
     ConstraintKind,
     RepetitionDetection,
@@ -36,7 +37,9 @@ STEM = [*range(20, 60)]
 STOP_IDS = (70, 71, 72, 73)
 ALLOWED_IDS = tuple(range(60, 140))
 BAD_WORDS = ((90,), (64, 65), (100, 101, 102))
-CONTRADICTION = SamplingParams(allowed_token_ids=(5,), bad_words_ids=((5,),), max_tokens=4)
+CONTRADICTION = SamplingParams(
+    allowed_token_ids=(5,), bad_words=(BadWord.of_tokens(5),), max_tokens=4
+)
 """Every token is banned: such a request ends with an error and hurts nobody."""
 
 POINT = {
@@ -125,7 +128,7 @@ def free_params(draw: random.Random) -> SamplingParams:
         repetition_penalty=draw.choice([1.0, 1.3]),
         logit_bias=draw.choice([{}, {64: 8.0, 70: 5.0, EOS_TOKEN_ID: 6.0}]),
         allowed_token_ids=draw.choice([None, ALLOWED_IDS]),
-        bad_words_ids=draw.choice([(), BAD_WORDS]),
+        bad_words=draw.choice([(), tuple(BadWord.of_tokens(*ids) for ids in BAD_WORDS)]),
         logprobs=draw.choice([None, 0, 3]),
         prompt_logprobs=draw.choice([None, None, 2]),
         repetition_detection=draw.choice([None, RepetitionDetection(3, 1, 2)]),
@@ -190,7 +193,7 @@ def test_every_request_of_a_mix_gets_what_it_gets_alone(
 
 def run_together(llm: LLM, mix: Mix) -> list[Output]:
     """Run a mix and look into the scheduler after every step."""
-    scheduler, checked = llm._scheduler, set[int]()
+    scheduler, checked = llm.engine.scheduler, set[int]()
 
     def ends_here(job: int, choice: int, output: Sequence[int]) -> bool:
         if llm.trace.num_steps not in checked:
@@ -259,7 +262,7 @@ def require_masks(token_ids: Sequence[int], params: SamplingParams) -> None:
     """Nothing that was banned came out."""
     if params.allowed_token_ids is not None:
         assert set(token_ids) <= set(params.allowed_token_ids)
-    for word in params.bad_words_ids:
+    for word in BAD_WORDS if params.bad_words else ():
         starts = range(len(token_ids) - len(word) + 1)
         assert not any(tuple(token_ids[i : i + len(word)]) == word for i in starts)
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS_TOKEN_ID,))}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import (
+    MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
     MAX_LOGPROBS,
     MAX_SEED,
@@ -136,9 +137,9 @@ def bad_words(words: list[str] | None) -> tuple[str, ...]:
         raise InvalidRequest(
             f"bad_words has {len(words)} entries; at most {MAX_BAD_WORDS}", param="bad_words"
         )
-    if any(not word.strip() or len(word) > MAX_STOP_CHARS for word in words):
+    if any(not word.strip() or len(word) > MAX_BAD_WORD_CHARS for word in words):
         raise InvalidRequest(
-            f"bad_words must hold words of 1 to {MAX_STOP_CHARS} characters", param="bad_words"
+            f"bad_words must hold words of 1 to {MAX_BAD_WORD_CHARS} characters", param="bad_words"
         )
     return tuple(words)
 

@@ -14,6 +14,7 @@ from services.common.convert import (
 )
 from services.common.errors import InvalidRequest
 from services.common.sampling import (
+    BadWord,
     Constraint,
     ConstraintKind,
     RepetitionDetection,
@@ -23,6 +24,8 @@ from services.common.sampling import (
 )
 
 TOKEN_ID = st.integers(0, 2**32 - 1)
+IDS = st.lists(TOKEN_ID, max_size=3).map(tuple)
+BAD_WORD = st.builds(BadWord, IDS, IDS, IDS)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 PARAMS = st.builds(
     SamplingParams,
@@ -40,7 +43,7 @@ PARAMS = st.builds(
     repetition_penalty=FINITE,
     logit_bias=st.dictionaries(TOKEN_ID, FINITE, max_size=3),
     allowed_token_ids=st.none() | st.lists(TOKEN_ID, max_size=3).map(tuple),
-    bad_words_ids=st.lists(st.lists(TOKEN_ID, max_size=3).map(tuple), max_size=3).map(tuple),
+    bad_words=st.lists(BAD_WORD, max_size=3).map(tuple),
     logprobs=st.none() | st.integers(-1, 20),
     prompt_logprobs=st.none() | st.integers(-1, 20),
     repetition_detection=st.none()
@@ -85,6 +88,9 @@ BAD = [
     ("allowed_token_ids", ()),
     ("stop_token_ids", tuple(range(129))),
     ("repetition_detection", RepetitionDetection(1, 2, 2)),
+    ("bad_words", (BadWord((), (), ()),)),
+    ("bad_words", (BadWord((0,), (5, 6), (1,)),)),
+    ("bad_words", (BadWord((1,), (5,), (1,)),)),
 ]
 
 
@@ -100,9 +106,16 @@ def test_min_tokens_beyond_max_tokens_is_refused() -> None:
         SamplingParams(min_tokens=3, max_tokens=2).validate()
 
 
-@pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids"])
-def test_token_ids_beyond_the_vocabulary_are_refused(field: str) -> None:
-    params = replace(SamplingParams(), **{field: (10,)})  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop_token_ids", (10,)),
+        ("allowed_token_ids", (10,)),
+        ("bad_words", (BadWord.of_tokens(1, 10),)),
+    ],
+)
+def test_token_ids_beyond_the_vocabulary_are_refused(field: str, value: object) -> None:
+    params = replace(SamplingParams(), **{field: value})  # type: ignore[arg-type]
     params.validate_token_ids(11)
     with pytest.raises(InvalidRequest) as caught:
         params.validate_token_ids(10)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import InvariantError
-from services.common.sampling import SamplingParams
+from services.common.sampling import BadWord, SamplingParams
 from services.worker.loader.load_model import LoadedModel
 from tests.unit.worker.runner.driver import GREEDY, Driver, make_runner
 
@@ -27,7 +27,7 @@ EVERYTHING = SamplingParams(
     presence_penalty=0.4,
     frequency_penalty=0.3,
     logit_bias={17: 1.0},
-    bad_words_ids=((4,), (17, 18)),
+    bad_words=(BadWord.of_tokens(4), BadWord.of_tokens(17, 18)),
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.sampling import SamplingParams
+from services.common.sampling import BadWord, SamplingParams
 from services.worker.sampling.grammar_mask import GrammarMask, apply_grammar_mask
 from services.worker.sampling.sampler import failure_of
 from tests.unit.worker.sampling.rows import (
@@ -67,7 +67,7 @@ def test_a_row_without_a_feature_is_untouched_by_its_neighbours() -> None:
         min_p=0.2,
         logit_bias={1: 5.0},
         allowed_token_ids=(1, 2, 3),
-        bad_words_ids=((2,),),
+        bad_words=(BadWord.of_tokens(2),),
         min_tokens=4,
         presence_penalty=1.0,
         frequency_penalty=1.0,
@@ -91,7 +91,7 @@ params_strategy = st.builds(
     frequency_penalty=st.sampled_from([0.0, -0.5]),
     repetition_penalty=st.sampled_from([1.0, 1.4]),
     logit_bias=st.sampled_from([{}, {5: 4.0}]),
-    bad_words_ids=st.sampled_from([(), ((9,), (7, 8))]),
+    bad_words=st.sampled_from([(), (BadWord.of_tokens(9), BadWord.of_tokens(7, 8))]),
 )
 cases_strategy = st.lists(
     st.builds(
@@ -124,7 +124,11 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(
 def test_a_reused_row_forgets_its_earlier_request() -> None:
     logits = random_logits(1, VOCAB)
     banned = SamplingParams(
-        temperature=0.5, allowed_token_ids=(7,), bad_words_ids=((8,),), min_tokens=9, top_k=1
+        temperature=0.5,
+        allowed_token_ids=(7,),
+        bad_words=(BadWord.of_tokens(8),),
+        min_tokens=9,
+        top_k=1,
     )
     cases = [Case(banned)]
     sampler = make_sampler(cases, vocab_size=VOCAB)
@@ -161,7 +165,7 @@ def test_a_row_whose_every_token_is_banned_fails(temperature: float) -> None:
     params = SamplingParams(
         temperature=temperature,
         allowed_token_ids=(5, EOS_TOKEN_ID),
-        bad_words_ids=((5,),),
+        bad_words=(BadWord.of_tokens(5),),
         min_tokens=2,
     )
     cases = [Case(params), Case(GREEDY)]
@@ -180,12 +184,47 @@ def test_only_allowed_ids_come_out() -> None:
 
 
 def test_bad_words_match_outputs_and_not_the_prompt() -> None:
-    params = SamplingParams(temperature=0.0, bad_words_ids=((4, 5),))
+    params = SamplingParams(temperature=0.0, bad_words=(BadWord.of_tokens(4, 5),))
     logits = torch.zeros(2, VOCAB)
     logits[:, 5] = 9.0
     logits[:, 6] = 8.0
     cases = [Case(params, prompt=(1, 4)), Case(params, prompt=(1,), outputs=(4,))]
     assert sample(cases, logits) == [5, 6]
+
+
+WORD = (
+    BadWord(  # "abc" where a, b, c, ab and bc are tokens 1, 2, 3, 12 and 23, and another "c" is 4
+        starts=(0, 0, 1, 1, 2, 2), token_ids=(1, 12, 2, 23, 3, 4), ends=(1, 2, 2, 3, 3, 3)
+    )
+)
+SPELLINGS = [(1, 2, 3), (1, 2, 4), (1, 23), (12, 3), (12, 4)]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([1, 2, 3, 12, 9]), max_size=5), min_size=1, max_size=4),
+    st.integers(0, 2),
+)
+def test_the_last_token_of_any_spelling_of_a_bad_word_is_banned_and_no_other(
+    texts: list[list[int]], num_prompt: int
+) -> None:
+    other = BadWord.of_tokens(9, 9, 3)
+    params = SamplingParams(bad_words=(WORD, other))
+    cases = [
+        Case(params, [7, *text[:num_prompt]], text[num_prompt:]) if i % 2 == 0 else Case(GREEDY)
+        for i, text in enumerate(texts)
+    ]
+    out = make_sampler(cases, vocab_size=VOCAB).transformed(
+        torch.zeros(len(cases), VOCAB), make_rows(cases)
+    )
+    for case, line in zip(cases, out, strict=True):
+        spellings = [*SPELLINGS, (9, 9, 3)] if case.params is params else []
+        expected = {
+            spelling[-1]
+            for spelling in spellings
+            if tuple(case.outputs[len(case.outputs) - len(spelling) + 1 :]) == spelling[:-1]
+            and len(case.outputs) >= len(spelling) - 1
+        }
+        assert set(line.isneginf().nonzero().flatten().tolist()) == expected
 
 
 def bitmask_of(allowed: list[int]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from services.common.sampling import SamplingParams
+from services.common.sampling import BadWord, SamplingParams
 from tests.unit.worker.sampling.rows import (
     EOS_TOKEN_ID,
     Case,
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[SamplingParams, Callable[[], list[LogitsProcessor]]]] = {
         lambda: [RepetitionPenaltyLogitsProcessor(0.6)],
     ),
     "bad_words": (
-        SamplingParams(bad_words_ids=BAD_WORDS),
+        SamplingParams(bad_words=tuple(BadWord.of_tokens(*ids) for ids in BAD_WORDS)),
         lambda: [NoBadWordsLogitsProcessor([list(word) for word in BAD_WORDS])],
     ),
     "temperature": (SamplingParams(temperature=0.35), lambda: [TemperatureLogitsWarper(0.35)]),
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[SamplingParams, Callable[[], list[LogitsProcessor]]]] = {
             min_tokens=9,
             repetition_penalty=1.3,
             logit_bias=BIAS,
-            bad_words_ids=BAD_WORDS,
+            bad_words=tuple(BadWord.of_tokens(*ids) for ids in BAD_WORDS),
         ),
         lambda: [
             SequenceBiasLogitsProcessor([[[k], v] for k, v in BIAS.items()]),
