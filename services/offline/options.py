@@ -14,7 +14,11 @@ from services.worker.runner.build import RunnerFacts, RunnerOptions, resolve_dev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMOptions:
-    """What ``LLM`` can be told; see ``WorkerConfig`` and ``SchedulerConfig``."""
+    """What ``LLM`` can be told; see ``WorkerConfig`` and ``SchedulerConfig``.
+
+    Attributes:
+        step_time_target_ms: Off by default: in a script nobody waits for single tokens.
+    """
 
     dtype: str = "auto"
     device: str = "auto"
@@ -29,6 +33,7 @@ class LLMOptions:
     pipeline_depth: int = 2
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    step_time_target_ms: float = 0.0
     num_threads: int | None = None
     cpu_isa: IsaSetting = "auto"
 
@@ -68,5 +73,6 @@ class LLMOptions:
             pipeline_depth=self.pipeline_depth,
             enable_prefix_caching=self.enable_prefix_caching,
             policy=self.scheduling_policy,
+            step_time_target_s=self.step_time_target_ms / 1e3,
             max_waiting=sys.maxsize,
         )

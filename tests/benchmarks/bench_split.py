@@ -199,6 +199,7 @@ def flags_of(options: LLMOptions) -> list[str]:
         f"--num-gpu-blocks-override={options.num_gpu_blocks_override}",
         f"--max-num-seqs={options.max_num_seqs}",
         f"--pipeline-depth={options.pipeline_depth}",
+        f"--step-time-target-ms={options.step_time_target_ms}",
         "--no-enable-prefix-caching",
     ]
     return (
