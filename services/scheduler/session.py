@@ -23,7 +23,7 @@ from services.scheduler.core.output import AbortReason, Finished, LoadSnapshot
 from services.scheduler.fleet import Fleet
 from services.scheduler.liveness import Pulse
 from services.scheduler.lives import HandleEvent
-from services.scheduler.outbox import Outbox, append_logprobs, append_row
+from services.scheduler.outbox import Outbox
 from services.scheduler.protocol import require_protocol
 from services.scheduler.stream_writer import StreamWriter
 from services.scheduler.ticket import Ticket
@@ -193,21 +193,22 @@ class Session:
     ) -> None:
         """See ``Sink``."""
         frame = self._outbox.step_frame(engine_id, step=step)
-        start = append_row(frame, ticket.handle, offset=offset, token_ids=token_ids)
+        start = frame.append_row(ticket.handle, offset=offset, token_ids=token_ids)
         if logprobs is not None:
-            append_logprobs(frame, cast(common_pb2.Logprobs, logprobs), start=start)
+            frame.append_logprobs(cast(common_pb2.Logprobs, logprobs), start=start)
 
     def prompt_logprobs(self, ticket: Ticket, *, engine_id: int, step: int, chunk: object) -> None:
         """See ``Sink``."""
-        frame = self._outbox.step_frame(engine_id, step=step)
-        copy = frame.prompt_logprobs.add()
+        message = self._outbox.step_frame(engine_id, step=step).message
+        copy = message.prompt_logprobs.add()
         copy.CopyFrom(cast(common_pb2.PromptLogprobs, chunk))
         copy.handle = ticket.handle
 
     def finished(self, ticket: Ticket, *, engine_id: int, step: int, finished: Finished) -> None:
         """See ``Sink``."""
         del self._tickets[ticket.handle]
-        message = self._outbox.step_frame(engine_id, step=step).finished.add(handle=ticket.handle)
+        frame = self._outbox.step_frame(engine_id, step=step)
+        message = frame.message.finished.add(handle=ticket.handle)
         convert.finished_to_message(finished, message, clock=self._wall)
         if ticket.decision is not None:
             decision = convert.decision_to_message(ticket.decision, finished=finished)
@@ -216,7 +217,7 @@ class Session:
     def flush(self, engine_id: int, load: LoadSnapshot | None) -> None:
         """See ``Sink``."""
         if load is not None:
-            convert.load_to_message(load, self._outbox.step_frame(engine_id, step=0).load)
+            convert.load_to_message(load, self._outbox.step_frame(engine_id, step=0).message.load)
         self._writer.wake()
 
     # What engines do
@@ -232,7 +233,7 @@ class Session:
 
     def _refuse(self, handles: Sequence[int], error: SluicewayError) -> None:
         """End handles that were never tickets."""
-        frame = self._outbox.step_frame(0, step=0)
+        frame = self._outbox.step_frame(0, step=0).message
         for handle in handles:
             message = frame.finished.add(handle=handle, reason=common_pb2.FINISH_REASON_ERROR)
             message.error.CopyFrom(error_to_message(error))

@@ -12,14 +12,12 @@ from services.scheduler.outbox import (
     MAX_UNACKED_TOKENS,
     MERGE_AFTER_S,
     Outbox,
-    append_logprobs,
-    append_row,
 )
 
 
 def step(outbox: Outbox, number: int, handle: int, token_ids: list[int], *, offset: int) -> None:
     frame = outbox.step_frame(1, step=number)
-    append_row(frame, handle, offset=offset, token_ids=token_ids)
+    frame.append_row(handle, offset=offset, token_ids=token_ids)
 
 
 def test_a_client_that_keeps_up_gets_a_frame_per_step() -> None:
@@ -50,10 +48,10 @@ def test_frames_of_a_client_that_is_behind_merge_and_lose_nothing() -> None:
 
 def test_what_an_ended_engine_said_goes_out_before_what_the_next_one_says() -> None:
     outbox = Outbox()
-    append_row(outbox.step_frame(2, step=1), 8, offset=0, token_ids=[5])  # engine 2 was first
+    outbox.step_frame(2, step=1).append_row(8, offset=0, token_ids=[5])  # engine 2 was first
     step(outbox, 1, 7, [1, 2], offset=0)
     outbox.engine_ended(1)
-    append_row(outbox.step_frame(2, step=2), 7, offset=2, token_ids=[3])
+    outbox.step_frame(2, step=2).append_row(7, offset=2, token_ids=[3])
     assert outbox.num_unacked_tokens == 4
     frames = [outbox.take(0.0), outbox.take(0.0), outbox.take(0.0)]
     assert [frame and list(frame.step.token_ids) for frame in frames] == [[1, 2], [5, 3], None]
@@ -99,8 +97,8 @@ def test_logprobs_stay_with_their_tokens_when_frames_merge() -> None:
     outbox = Outbox()
     for number in (1, 2):
         frame = outbox.step_frame(1, step=number)
-        append_row(frame, 5, offset=number - 1, token_ids=[9])
-        start = append_row(frame, 7, offset=number - 1, token_ids=[number])
+        frame.append_row(5, offset=number - 1, token_ids=[9])
+        start = frame.append_row(7, offset=number - 1, token_ids=[number])
         row = common_pb2.Logprobs(
             position=[0],
             logprob=[-number],
@@ -109,7 +107,7 @@ def test_logprobs_stay_with_their_tokens_when_frames_merge() -> None:
             top_ids=[number],
             top_logprobs=[-number],
         )
-        append_logprobs(frame, row, start=start)
+        frame.append_logprobs(row, start=start)
     taken = outbox.take(0.0)
     assert taken is not None
     described = [taken.step.token_ids[position] for position in taken.step.logprobs.position]

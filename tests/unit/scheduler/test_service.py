@@ -190,8 +190,8 @@ async def test_a_session_that_does_not_read_delays_nobody_and_is_closed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "MERGE_AFTER_S", 0.1)
-    monkeypatch.setattr(outbox, "CLOSE_AFTER_S", 1.0)
-    _, client = await stage.pair(FakeWorkerSpec(step_time_s=0.005))
+    monkeypatch.setattr(outbox, "CLOSE_AFTER_S", 4.0)
+    _, client = await stage.pair(FakeWorkerSpec(step_time_s=0.001))
     slow = await stage.client()
     await slow.until_ready()
     (unread,) = slow.add([1, 2], LONG)
