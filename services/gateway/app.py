@@ -29,15 +29,6 @@ from services.gateway.openai.completions import plan_completion
 from services.gateway.openai.models import model_list, one_model
 from services.gateway.openai.plan import Caller, Plan, PlanContext
 from services.gateway.openai.render import RenderReply
-from services.gateway.openai.responses.listing import DEFAULT_LIMIT, MAX_LIMIT
-from services.gateway.openai.responses.replies import (
-    DeletedResponse,
-    InputItemList,
-    ResponseEvent,
-    ResponseObject,
-)
-from services.gateway.openai.responses.schema import ResponseRequest
-from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.openai.tokenize import (
     DetokenizeReply,
@@ -46,20 +37,10 @@ from services.gateway.openai.tokenize import (
     TokenizeRequest,
 )
 from services.gateway.request_id import HEADER, RequestIds
+from services.gateway.response_paths import add_response_routes
 from services.gateway.response_routes import ResponseRoutes
 from services.gateway.token_routes import TokenRoutes
 
-PAGE_PARAMETERS = (
-    openapi.query_parameter(
-        "limit",
-        {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
-        "Most items of the page.",
-    ),
-    openapi.query_parameter(
-        "order", {"enum": ["asc", "desc"], "default": "desc"}, "asc: the first item first."
-    ),
-    openapi.query_parameter("after", {"type": "string"}, "Id of the item before the page."),
-)
 DESCRIPTION = "OpenAI-compatible API of Sluiceway. Errors have OpenAI's envelope on every route."
 
 
@@ -74,7 +55,7 @@ class Gateway:
         metrics: GatewayMetrics,
         planning: PlanContext,
         exchange: ExchangeContext,
-        responses: ResponseStore,
+        responses: ResponseRoutes,
         started_at: int,
     ) -> None:
         """
@@ -84,7 +65,7 @@ class Gateway:
             metrics: What /metrics shows.
             planning: What plans are made with.
             exchange: What exchanges use.
-            responses: Those that are kept.
+            responses: What is done below /v1/responses.
             started_at: Unix seconds.
         """
         self.fleet = fleet
@@ -128,7 +109,7 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
         redoc_url=None,
     )
     _add_generation_routes(app, gateway)
-    _add_response_routes(app, gateway)
+    add_response_routes(app, gateway.responses)
     _add_tokenize_routes(app, gateway)
     _add_model_routes(app, gateway)
     _add_health_routes(app, gateway)
@@ -174,62 +155,6 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
     )
     async def completions() -> Response:
         return GenerationExchange(completion, gateway.exchange)
-
-
-def _add_response_routes(app: FastAPI, gateway: Gateway) -> None:
-    work = ResponseRoutes(
-        planning=gateway.planning, exchange=gateway.exchange, store=gateway.responses
-    )
-    tag: dict[str, Any] = {"response_class": Response, "tags": ["responses"]}
-    name = "Id of a response that this gateway keeps."
-
-    @app.post(
-        "/v1/responses",
-        **tag,
-        summary="Answer with items, which can be retrieved and continued",
-        openapi_extra=openapi.body_of(ResponseRequest),
-        responses=openapi.with_events(openapi.replies_of(ResponseObject), ResponseEvent),
-    )
-    async def create() -> Response:
-        return work.create()
-
-    @app.get(
-        "/v1/responses/{response_id}",
-        **tag,
-        summary="A response that is kept",
-        openapi_extra=openapi.path_parameter("response_id", name),
-        responses=openapi.errors_of(400, 401, 404) | {200: {"model": ResponseObject}},
-    )
-    async def retrieve(request: Request) -> Response:
-        found = work.retrieve(_tenant(request), request.path_params["response_id"])
-        return Response(found, media_type="application/json")
-
-    @app.delete(
-        "/v1/responses/{response_id}",
-        **tag,
-        summary="Forget a response",
-        openapi_extra=openapi.path_parameter("response_id", name),
-        responses=openapi.errors_of(401, 404) | {200: {"model": DeletedResponse}},
-    )
-    async def delete(request: Request) -> Response:
-        return _json(work.delete(_tenant(request), request.path_params["response_id"]))
-
-    @app.get(
-        "/v1/responses/{response_id}/input_items",
-        **tag,
-        summary="The items that a response was given",
-        openapi_extra=openapi.path_parameter("response_id", name, query=PAGE_PARAMETERS),
-        responses=openapi.errors_of(400, 401, 404) | {200: {"model": InputItemList}},
-    )
-    async def input_items(request: Request) -> Response:
-        response_id = request.path_params["response_id"]
-        return _json(work.input_items(_tenant(request), response_id, request.query_params))
-
-
-def _tenant(request: Request) -> str:
-    """Whose key the request was sent with; "" = nobody's in particular."""
-    tenant: str = request.scope.get("tenant", "")
-    return tenant
 
 
 def _add_tokenize_routes(app: FastAPI, gateway: Gateway) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -16,23 +16,20 @@ class ClientGone(Exception):
 
 
 async def until_gone(
-    work: Awaitable[T],
-    *,
-    receive: Receive,
-    cut_off: Callable[[], Coroutine[Any, Any, None]],
+    work: Awaitable[T], *watchers: Coroutine[Any, Any, None], receive: Receive
 ) -> T:
     """Do the work unless the client goes first.
 
     Args:
         work: Cancelled if anything else happens first.
+        watchers: Raise when the work has to end early.
         receive: ASGI; the body must have been read.
-        cut_off: Raises when the work has to end early.
 
     Raises:
         ClientGone: The connection was closed.
-        BaseException: What ``work`` or ``cut_off`` raised.
+        BaseException: What ``work`` or a watcher raised.
     """
-    return await unless(work, _watch(receive), cut_off())
+    return await unless(work, _watch(receive), *watchers)
 
 
 async def unless(work: Awaitable[T], *watchers: Coroutine[Any, Any, None]) -> T:

@@ -109,7 +109,7 @@ class Exchange(Response):
         headers = Headers(scope=scope)
         raw = await unless(read_body(receive, headers=headers, max_bytes=max_bytes), cut_off())
         work = self.answer(parse_object(raw), scope, stream)
-        await until_gone(work, receive=receive, cut_off=cut_off)
+        await until_gone(work, cut_off(), receive=receive)
 
     async def _fail(
         self, error: SluicewayError, scope: Scope, receive: Receive, stream: EventStream

@@ -28,6 +28,8 @@ from services.gateway.openai.fields import UnknownFields
 from services.gateway.openai.plan import Limits, PlanContext
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.parsers import Parsers
+from services.gateway.response_jobs import ResponseJobs
+from services.gateway.response_routes import ResponseRoutes
 from services.gateway.tokenizer_client import TokenizerClient
 
 BACKLOG = 2048
@@ -78,7 +80,21 @@ class GatewayServer:
             config.tokenizers, fleet=fleet, cluster_token=config.cluster_token
         )
         self._admission = Admission(config.max_in_flight)
-        app = assemble(config, fleet=fleet, client=self._client, admission=self._admission)
+        store = ResponseStore(
+            max_responses=config.max_stored_responses,
+            max_bytes=config.max_stored_response_bytes,
+            ttl_s=config.stored_response_ttl_s,
+            clock=time.monotonic,
+        )
+        self._jobs = ResponseJobs(store, self._admission)
+        app = assemble(
+            config,
+            fleet=fleet,
+            client=self._client,
+            admission=self._admission,
+            store=store,
+            jobs=self._jobs,
+        )
         self._server = _Server(app)
 
     async def start(self, group: asyncio.TaskGroup) -> str:
@@ -97,6 +113,7 @@ class GatewayServer:
         self._background = [
             group.create_task(self._client.run()),
             group.create_task(self._pulse.run()),
+            group.create_task(self._jobs.run()),
         ]
         self._serving = group.create_task(self._server.serve(sockets=[listener]))
         await self._server.listening.wait()
@@ -115,7 +132,13 @@ class GatewayServer:
 
 
 def assemble(
-    config: GatewayConfig, *, fleet: Fleet, client: TokenizerClient, admission: Admission
+    config: GatewayConfig,
+    *,
+    fleet: Fleet,
+    client: TokenizerClient,
+    admission: Admission,
+    store: ResponseStore,
+    jobs: ResponseJobs,
 ) -> FastAPI:
     """The application of a config.
 
@@ -124,6 +147,8 @@ def assemble(
         fleet: What ``client`` keeps up to date.
         client: Link to the tokenizers.
         admission: The door.
+        store: Responses that are kept.
+        jobs: Responses that are made in the background.
     """
     metrics = GatewayMetrics(fleet, admission)
     planning = PlanContext(
@@ -151,12 +176,7 @@ def assemble(
         metrics=metrics,
         planning=planning,
         exchange=exchange,
-        responses=ResponseStore(
-            max_responses=config.max_stored_responses,
-            max_bytes=config.max_stored_response_bytes,
-            ttl_s=config.stored_response_ttl_s,
-            clock=time.monotonic,
-        ),
+        responses=ResponseRoutes(planning=planning, exchange=exchange, store=store, jobs=jobs),
         started_at=int(time.time()),
     )
     return build_app(gateway, keys=ApiKeys(config.api_key), allowed_origins=config.allowed_origins)

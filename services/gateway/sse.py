@@ -5,6 +5,8 @@ The hot path: no models, no copies.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from starlette.types import Send
 
 DONE = b"data: [DONE]\n\n"
@@ -36,6 +38,13 @@ class EventStream:
         """Send whole events (``data: ...`` and a blank line); nothing if there are none."""
         if events:
             await self.send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def copy(self, events: AsyncIterator[bytes]) -> None:
+        """Send all events there are, from the headers to the end."""
+        await self.start()
+        async for some in events:
+            await self.write(some)
+        await self.end(b"")
 
     async def end(self, last: bytes) -> None:
         """Send the last event and close the reply."""

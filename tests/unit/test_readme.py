@@ -14,9 +14,11 @@ from services.gateway.admission import Admission
 from services.gateway.auth import OPEN_PATHS
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet import Fleet
+from services.gateway.response_jobs import ResponseJobs
 from services.gateway.server import assemble
 from services.gateway.tokenizer_client import TokenizerClient
 from services.launcher.settings import SERVICES, config_class
+from tests.unit.gateway.desk import response_store
 from tests.unit.gateway.field_status import BODIES, known_fields, status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +116,15 @@ def routes() -> set[str]:
     """ "METHOD /path" of every route that the gateway has."""
     fleet = Fleet(clock=lambda: 0.0)
     client = TokenizerClient((), fleet=fleet, cluster_token=None)
-    app = assemble(GatewayConfig(), fleet=fleet, client=client, admission=Admission(1))
+    admission, store = Admission(1), response_store()
+    app = assemble(
+        GatewayConfig(),
+        fleet=fleet,
+        client=client,
+        admission=admission,
+        store=store,
+        jobs=ResponseJobs(store, admission),
+    )
     found = {
         f"{method.upper()} {path}"
         for path, methods in app.openapi()["paths"].items()

@@ -51,8 +51,8 @@ def checked_body(raw: JsonObject, context: PlanContext) -> ResponseRequest:
             f"truncation: only disabled is supported, got {body.truncation[:40]!r}",
             param="truncation",
         )
-    if body.background:
-        raise InvalidRequest("background is not supported here", param="background")
+    if body.background and body.store is False:
+        raise InvalidRequest("background needs store: true", param="background")
     return body
 
 

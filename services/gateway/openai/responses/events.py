@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import orjson
 
+from services.common.errors import SluicewayError
+
 
 class Events(Protocol):
     """Takes what happens to a response."""
@@ -50,6 +52,17 @@ class NoEvents:
     def take(self) -> bytes:
         """See ``Events``."""
         return b""
+
+
+def error_event(error: SluicewayError, *, number: int) -> bytes:
+    """The event of an error that is not the response's but of those who tell of it.
+
+    Args:
+        error: It.
+        number: The event's.
+    """
+    fields = {"code": error.code, "message": error.message, "param": error.param}
+    return event({"type": "error", "sequence_number": number, **fields})
 
 
 def event(data: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.common.errors import InvalidRequest
 from services.gateway.openai.responses.items import Item
+from services.gateway.openai.responses.query import int_of
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
@@ -39,23 +40,6 @@ def page_of(query: Mapping[str, str]) -> Page:
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order must be asc or desc, got {order[:40]!r}", param="order")
     return Page(DEFAULT_LIMIT if limit is None else limit, order == "desc", query.get("after"))
-
-
-def int_of(query: Mapping[str, str], name: str, *, low: int, high: int) -> int | None:
-    """A number of a query string; ``None`` = not given.
-
-    Raises:
-        InvalidRequest: No number, or out of bounds.
-    """
-    text = query.get(name)
-    if text is None:
-        return None
-    value = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
-    if not low <= value <= high:
-        raise InvalidRequest(
-            f"{name} must be a whole number in [{low}, {high}], got {text[:40]!r}", param=name
-        )
-    return value
 
 
 def list_page(items: Sequence[Item], page: Page) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -12,13 +13,21 @@ from tests.unit.gateway.http.conftest import Front, gateway
 
 WITHIN_S = 600
 CHAT = "/v1/chat/completions"
-BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: BODY,
+    "/v1/responses": {"model": MODEL, "input": "Hi"},
+}
 
 
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("n", [1, 4])
-async def test_closing_a_stream_cancels_its_generation(front: Front, n: int) -> None:
+async def test_closing_a_stream_cancels_its_generation(front: Front, n: int, path: str) -> None:
+    if path != CHAT and n > 1:
+        pytest.skip("a response has one choice")
     front.tokenizer.script = Script(tokens=("a",) * 10_000, pace_s=0.01)
-    async with front.http.stream("POST", CHAT, json=BODY | {"stream": True, "n": n}) as response:
+    body = BODIES[path] | {"stream": True, "n": n}
+    async with front.http.stream("POST", path, json=body) as response:
         async for _ in response.aiter_bytes():
             break
     async with asyncio.timeout(WITHIN_S):
@@ -26,11 +35,15 @@ async def test_closing_a_stream_cancels_its_generation(front: Front, n: int) -> 
     assert front.tokenizer.num_cancelled == 1
 
 
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_going_away_before_the_first_token_cancels(front: Front, stream: bool) -> None:
+async def test_going_away_before_the_first_token_cancels(
+    front: Front, stream: bool, path: str
+) -> None:
     front.tokenizer.script = Script(gate=asyncio.Event())
     async with asyncio.TaskGroup() as group:
-        request = group.create_task(front.http.post(CHAT, json=BODY | {"stream": stream}))
+        body = BODIES[path] | {"stream": stream}
+        request = group.create_task(front.http.post(path, json=body))
         await front.tokenizer.wait_for_requests(1)
         request.cancel()
     async with asyncio.timeout(WITHIN_S):
@@ -38,10 +51,11 @@ async def test_going_away_before_the_first_token_cancels(front: Front, stream: b
     assert front.tokenizer.num_cancelled == 1
 
 
-async def test_going_away_from_a_whole_reply_cancels(front: Front) -> None:
+@pytest.mark.parametrize("path", BODIES)
+async def test_going_away_from_a_whole_reply_cancels(front: Front, path: str) -> None:
     front.tokenizer.script = Script(tokens=("a",) * 10_000, pace_s=0.01)
     async with asyncio.TaskGroup() as group:
-        request = group.create_task(front.http.post(CHAT, json=BODY))
+        request = group.create_task(front.http.post(path, json=BODIES[path]))
         await front.tokenizer.wait_for_deltas(5)
         request.cancel()
     async with asyncio.timeout(WITHIN_S):
