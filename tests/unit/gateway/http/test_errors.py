@@ -44,7 +44,6 @@ def error_of(response: httpx.Response) -> dict[str, object]:
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/completions", 405),
         ("POST", "/health", 405),
-        ("POST", "/v1/responses", 404),
         ("POST", "/v1/embeddings", 404),
     ],
 )
