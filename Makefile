@@ -9,7 +9,7 @@ SERVE_FLAGS ?=
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
 
-.PHONY: serve test check bench bench-split proto clean redis
+.PHONY: serve test check bench bench-frontend bench-split proto clean redis
 
 ## serve: set up, then serve MODEL (default smollm2) through five processes on 127.0.0.1:8000
 serve: $(VENV)/.installed
@@ -39,6 +39,10 @@ bench-split: $(VENV)/.installed-dev
 ## bench: how fast `serve` answers, workload by workload; a table, and build/bench.json
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.bench --model $(MODEL) $(BENCH_FLAGS)
+
+## bench-frontend: CPU per streamed token, added latency and slow readers of gateway and tokenizer
+bench-frontend: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.benchmarks.bench_frontend --model $(MODEL) $(BENCH_FLAGS)
 
 ## proto: write services/common/pb from proto/
 proto: $(VENV)/.installed-dev

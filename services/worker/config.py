@@ -67,7 +67,7 @@ class WorkerConfig(ServiceConfig):
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
-        description="Size of the KV cache in bytes; default: computed from a profile run.",
+        description="Size of the KV cache in bytes; default: computed from what memory is free.",
     )
     gpu_memory_utilization: float | None = Field(
         None,

@@ -7,6 +7,7 @@ choice is given. It can be told to refuse, to be slow, to fall silent, to lose t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -178,6 +179,7 @@ class _FakeSession:
         self._queued: list[int] = []
         self._finished: list[scheduler_pb2.FinishedHandle] = []
         self._frame = 0
+        self._next_step_at = 0.0
 
     async def read(self, requests: AsyncIterator[scheduler_pb2.ClientFrame]) -> None:
         async for frame in requests:
@@ -245,7 +247,10 @@ class _FakeSession:
 
     async def _pause(self) -> None:
         if self._has_more():
-            await asyncio.sleep(self.fake.step_s)
+            # Paced by the clock: what a step costs does not slow the next one down.
+            now = time.monotonic()
+            self._next_step_at = max(self._next_step_at + self.fake.step_s, now)
+            await asyncio.sleep(self._next_step_at - now)
             return
         try:
             async with asyncio.timeout(HEARTBEAT_S):

@@ -21,10 +21,11 @@ from services.worker.native.library import load_library
 from services.worker.runner.memory import (
     MemoryLimits,
     Pool,
+    cuda_peak_of,
     free_cpu_bytes,
     free_cuda_bytes,
-    peak_of,
     size_pool,
+    step_bytes_on_cpu,
 )
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.step_input import NewRow, Step
@@ -227,11 +228,17 @@ def _size_pool(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -
 
 def _free_bytes(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -> int:
     """What the KV cache may take beside weights and the largest step."""
-    peak_bytes = peak_of(options.device, lambda: _run_full_step(options, loaded, spec))
-    log.info("step_profiled", peak_bytes=peak_bytes)
     share = options.gpu_memory_utilization
     if options.device.type == "cuda":
+        peak_bytes = cuda_peak_of(options.device, lambda: _run_full_step(options, loaded, spec))
+        log.info("step_profiled", peak_bytes=peak_bytes)
         return free_cuda_bytes(options.device, peak_bytes=peak_bytes, share=share)
+    peak_bytes = step_bytes_on_cpu(
+        loaded.config,
+        dtype=loaded.dtype,
+        num_tokens=options.max_num_batched_tokens,
+        num_rows=options.max_num_seqs,
+    )
     return free_cpu_bytes(peak_bytes=peak_bytes, share=share)
 
 

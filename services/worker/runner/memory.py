@@ -1,12 +1,12 @@
-"""How many KV blocks there are and how long a sequence may be, from a profile run and free memory.
+"""How many KV blocks there are and how long a sequence may be, from what a step and others need.
 
-The profile run is one step with the full token budget; its peak is what activations need beside
-weights and KV blocks.
+What activations need beside weights and KV blocks is measured on a GPU, by one step with the full
+token budget, as every byte is wanted there. On a CPU, where three quarters of the memory are left
+to others, it is computed: that step would be the longest part of the start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -17,11 +17,15 @@ import torch
 
 from services.common.errors import ConfigError
 from services.worker.kv_cache.spec import KvCacheSpec
+from services.worker.models.base import ModelConfig
 
 CUDA_SHARE = 0.92
 CPU_SHARE_OF_FREE = 0.25
 CPU_MAX_BYTES = 4 << 30
 """Default ceiling of the KV cache on the CPU: the machine has other work to do."""
+_FLOAT_BYTES = 4
+_FLOATS_PER_LOGIT = 8
+"""float32 copies of the logits that a row needs which is drawn with every transform."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +118,37 @@ def free_cuda_bytes(device: torch.device, *, peak_bytes: int, share: float | Non
     return usable - int(total - free) - peak_bytes
 
 
-def peak_of(device: torch.device, run: Callable[[], None]) -> int:
-    """Extra bytes that ``run`` needed at its peak.
+def cuda_peak_of(device: torch.device, run: Callable[[], None]) -> int:
+    """Extra bytes of a GPU that ``run``, the largest step, needed at its peak."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    peak_bytes = int(torch.cuda.max_memory_allocated(device)) - before
+    # What the allocator keeps of it for later would count as used, so twice.
+    torch.cuda.empty_cache()
+    return peak_bytes
+
+
+def step_bytes_on_cpu(
+    config: ModelConfig, *, dtype: torch.dtype, num_tokens: int, num_rows: int
+) -> int:
+    """An upper bound of what a step allocates on the CPU.
 
     Args:
-        device: Where it allocates.
-        run: The largest step.
+        config: The model.
+        dtype: Of the activations.
+        num_tokens: Tokens of the largest step.
+        num_rows: Rows that sample in it.
     """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        peak_bytes = int(torch.cuda.max_memory_allocated(device)) - before
-        # What the allocator keeps of it for later would count as used, so twice.
-        torch.cuda.empty_cache()
-        return peak_bytes
-    before = _reset_cpu_peak()
-    run()
-    return max(_status_bytes("VmHWM") - before, 0)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    attended = config.head_size * (config.num_heads + config.num_kv_heads)
+    # Residual, normed and added up; q, k, v before and after rotation, and what they become; gate,
+    # up and their product. A norm computes in float32.
+    elements = 3 * hidden + 2 * 2 * attended + 3 * inner
+    per_token = elements * int(dtype.itemsize) + 2 * hidden * _FLOAT_BYTES
+    per_row = config.vocab_size * _FLOATS_PER_LOGIT * _FLOAT_BYTES
+    return num_tokens * per_token + num_rows * per_row
 
 
 def _num_blocks(
@@ -145,14 +161,6 @@ def _num_blocks(
     # More than all rows at full length could use is never needed.
     most = limits.max_num_seqs * -(-wanted_len // spec.block_size) + 1
     return min(spec.num_blocks_in(max(free_bytes, 0)), most)
-
-
-def _reset_cpu_peak() -> int:
-    """Start a new peak; returns the memory in use now."""
-    # Without this (not Linux, or forbidden) the peak is that of loading: too large, so still safe.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    return _status_bytes("VmRSS")
 
 
 def _status_bytes(field: str) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from services.common.errors import ConfigError
 from services.worker.kv_cache.spec import KvCacheSpec
 from services.worker.runner import memory
 from services.worker.runner.build import RunnerOptions, _profile_lengths, build_runner
-from services.worker.runner.memory import MemoryLimits, free_cpu_bytes, peak_of, size_pool
+from services.worker.runner.memory import MemoryLimits, free_cpu_bytes, size_pool
 
 SPEC = KvCacheSpec(num_layers=2, num_kv_heads=2, head_size=8, block_size=4, dtype=torch.float32)
 BLOCK_BYTES = 2 * 2 * 4 * 2 * 8 * 4
@@ -77,14 +78,42 @@ def test_the_profile_step_fills_the_budget_and_lets_as_many_rows_sample_as_can()
     assert sum(_profile_lengths(budget=2048, max_rows=256, max_len=512)) == 2048
 
 
-def test_the_peak_of_a_run_counts_memory_that_it_gave_back() -> None:
-    size = 64 << 20
+def test_the_bound_of_a_step_on_a_cpu_holds_and_is_not_far_off(tiny_dir: Path) -> None:
+    """The largest step of a model, in a process whose peak says what it allocated."""
+    source = f"""
+import re, torch
+from pathlib import Path
+from services.worker.kv_cache.spec import KvCacheSpec
+from services.worker.runner import build
+from services.worker.runner.memory import step_bytes_on_cpu
 
-    def run() -> None:
-        np.ones(size, dtype=np.uint8)
+def status(field):
+    return int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
-    peak = peak_of(torch.device("cpu"), run)
-    assert size * 0.9 < peak < size * 1.5
+loaded = build.load_model(
+    Path({str(tiny_dir)!r}), dtype="float32", device=torch.device("cpu"),
+    attention_backend="torch_sdpa", block_size=16, report=lambda done, total: None,
+)
+options = build.RunnerOptions(
+    model_dir=Path(), dtype="", device=torch.device("cpu"), attention_backend="",
+    block_size=16, num_gpu_blocks_override=None, kv_cache_memory_bytes=None,
+    gpu_memory_utilization=None, max_model_len=128, max_num_seqs=512,
+    max_num_batched_tokens=16384, pipeline_depth=1,
+)
+spec = KvCacheSpec.of(loaded.config, block_size=16, dtype=loaded.dtype)
+build._run_full_step(options, loaded, spec)  # what is loaded and made once
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+build._run_full_step(options, loaded, spec)
+print(status("VmHWM") - before)
+print(step_bytes_on_cpu(loaded.config, dtype=loaded.dtype, num_tokens=16384, num_rows=512))
+print(spec.block_size_bytes * 16384 // 16)
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", source], check=True, capture_output=True, text=True
+    ).stdout
+    used, bound, cache = map(int, printed.splitlines()[-3:])
+    assert used - cache < bound < 4 * used, printed
 
 
 def test_the_default_on_a_cpu_leaves_most_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
