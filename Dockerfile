@@ -12,8 +12,6 @@ ENV PIP_FIND_LINKS="/wheels ${PIP_FIND_LINKS}" PIP_DISABLE_PIP_VERSION_CHECK=1 P
     PIP_CERT=${PIP_CERT} PYTHONUNBUFFERED=1 GRPC_ENABLE_FORK_SUPPORT=0 VIRTUAL_ENV=/opt/sluiceway PATH=/opt/sluiceway/bin:$PATH
 RUN python3 -m venv /opt/sluiceway
 WORKDIR /app
-# The pattern keeps the line valid when there is no wheels folder.
-COPY constraints.txt wheel[s] /wheels/
 COPY pyproject.toml README.md constraints.txt ./
 COPY services ./services
 RUN pip install -c constraints.txt . && useradd --create-home sluiceway
@@ -39,8 +37,13 @@ USER sluiceway
 ENTRYPOINT ["python", "-m", "services.gateway"]
 
 FROM base AS worker
+# The pattern keeps the line valid when there is no wheels folder.
+COPY constraints.txt wheel[s] /wheels/
 RUN pip install -c constraints.txt torch==2.13.0 && pip install -c constraints.txt '.[worker]'
+# The native CPU library is looked up by its compiler, so the compiler stays.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 USER sluiceway
+RUN python -m services.worker.native
 ENTRYPOINT ["python", "-m", "services.worker"]
 
 # The one-shot that fills the model volume.
