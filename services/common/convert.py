@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.common.errors import SluicewayError, error_from_name
+from services.common.errors import InvalidRequest, SluicewayError, error_from_name
 from services.common.pb import common_pb2 as pb
 from services.common.sampling import (
     BadWord,
@@ -90,6 +90,22 @@ def constraint_from_message(message: pb.Constraint) -> Constraint:
         ValueError: A kind this version does not know.
     """
     return Constraint(kind=ConstraintKind(message.kind), spec=message.spec)
+
+
+def pooling_to_message(pools: bool) -> pb.PoolingKind.ValueType:
+    """The inverse of ``pools_from_message``."""
+    return pb.POOLING_KIND_MEAN if pools else pb.POOLING_KIND_UNSPECIFIED
+
+
+def pools_from_message(kind: pb.PoolingKind.ValueType) -> bool:
+    """Whether a vector is wanted in place of tokens.
+
+    Raises:
+        InvalidRequest: A kind this version does not know.
+    """
+    if kind not in (pb.POOLING_KIND_UNSPECIFIED, pb.POOLING_KIND_MEAN):
+        raise InvalidRequest(f"pooling: the kind {kind} is not known here", param="pooling")
+    return kind == pb.POOLING_KIND_MEAN
 
 
 def error_to_message(error: SluicewayError) -> pb.ErrorDetail:

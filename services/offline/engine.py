@@ -99,6 +99,7 @@ class LocalEngine:
                 arrival_s=now,
                 priority=job.priority,
                 grammar_ref=grammar_ref,
+                pools=job.pools,
             )
             for choice in range(job.n)
         ]

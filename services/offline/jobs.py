@@ -26,6 +26,8 @@ class Job:
         constraint: What every choice must satisfy.
         priority: Lower runs first; refused if ``LLMOptions.scheduling_policy`` is "fcfs".
         cache_namespace: Jobs of different namespaces never share KV blocks.
+        pools: Not tokens are wanted but one vector of the prompt (see ``LLM.embed``); it comes as
+            ``finished.pooled`` of the one choice: float32, little-endian.
     """
 
     prompt: Prompt
@@ -34,6 +36,7 @@ class Job:
     constraint: Constraint | None = None
     priority: int = 0
     cache_namespace: str = ""
+    pools: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,7 @@ from services.offline.options import LLMOptions
 from services.offline.results import Results
 from services.offline.trace import Trace
 from services.pull import ensure_model
-from services.scheduler.core.output import LoadSnapshot
+from services.scheduler.core.output import Finished, LoadSnapshot
 from services.scheduler.core.request import Request
 from services.tokenizer.chat_template import Chat, ChatTemplates
 from services.tokenizer.encode import Encoder
@@ -134,6 +135,27 @@ class LLM:
         ]
         return self.run(jobs, show_progress=show_progress)
 
+    def embed(self, prompts: Sequence[Prompt], *, show_progress: bool = False) -> list[list[float]]:
+        """Turn prompts into vectors, all at once.
+
+        Args:
+            prompts: Texts or token ids.
+            show_progress: Draw a bar on standard error.
+
+        Returns:
+            One per prompt, in order: the mean over the prompt's tokens of the state after the final
+            norm, scaled to length 1.
+
+        Raises:
+            InvalidRequest: A prompt cannot be used; nothing has run then.
+            RequestFailed: The model's states are not numbers.
+        """
+        jobs = [Job(prompt=prompt, pools=True) for prompt in prompts]
+        return [
+            _vector(output.choices[0].finished)
+            for output in self.run(jobs, show_progress=show_progress)
+        ]
+
     def run(
         self,
         jobs: Sequence[Job],
@@ -158,6 +180,8 @@ class LLM:
             job.params.validate()
             if job.n < 1:
                 raise InvalidRequest(f"n must be at least 1, got {job.n}", param="n")
+            if job.pools:
+                _require_poolable(job)
         ids = [
             self._encode(job.prompt) if isinstance(job.prompt, str) else list(job.prompt)
             for job in jobs
@@ -191,6 +215,19 @@ class LLM:
             results.finished[request.handle],
             results.logprobs.get(request.handle),
         )
+
+
+def _require_poolable(job: Job) -> None:
+    if job.n > 1 or job.constraint is not None or job.params.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "a job that pools has n 1, no constraint and no prompt_logprobs", param="pools"
+        )
+
+
+def _vector(finished: Finished) -> list[float]:
+    if finished.error is not None:
+        raise finished.error
+    return list(struct.unpack(f"<{len(finished.pooled) // 4}f", finished.pooled))
 
 
 def _one_each(

@@ -10,6 +10,8 @@ from services.common.convert import (
     constraint_from_message,
     error_from_message,
     error_to_message,
+    pooling_to_message,
+    pools_from_message,
     sampling_from_message,
     sampling_to_message,
 )
@@ -177,6 +179,7 @@ def outcome_from_bytes(data: bytes) -> tuple[StepOutcome, LogprobColumns]:
         token_ids=list(message.token_ids),
         prompt_logprobs={chunk.handle: chunk for chunk in message.prompt_logprobs},
         row_errors=dict(zip(message.row_error_handle, message.row_error_message, strict=True)),
+        pooled={vector.handle: vector.values for vector in message.pooled},
         failed=_failure_of(message),
         device_s=message.device_us / 1e6,
         gap_s=message.gap_us / 1e6,
@@ -237,6 +240,7 @@ def _new_row_to_message(row: NewRow) -> worker_pb2.NewRequest:
         grammar_ref=row.grammar_ref,
         block_ids=row.block_ids,
         prompt_logprobs_done=row.prompt_logprobs_done,
+        pooling=pooling_to_message(row.pools),
     )
 
 
@@ -251,6 +255,7 @@ def _new_row_from_message(message: worker_pb2.NewRequest) -> NewRow:
         grammar_ref=message.grammar_ref,
         block_ids=tuple(message.block_ids),
         prompt_logprobs_done=message.prompt_logprobs_done,
+        pools=pools_from_message(message.pooling),
     )
 
 
@@ -271,6 +276,9 @@ def submission_from_message(message: scheduler_pb2.Add, *, text_fp: str) -> Subm
         raise InvalidRequest("an Add needs a request_id", param="request_id")
     sampling = _sampling_of(message)
     sampling.validate()
+    pools = pools_from_message(message.pooling)
+    if pools:
+        _require_poolable(message, sampling)
     return Submission(
         request_id=message.key.request_id,
         attempt=message.key.attempt,
@@ -288,7 +296,22 @@ def submission_from_message(message: scheduler_pb2.Add, *, text_fp: str) -> Subm
         cache_namespace=message.cache_namespace,
         deadline_s=message.deadline_ms / 1000 if message.HasField("deadline_ms") else None,
         constraint=_constraint_of(message),
+        pools=pools,
     )
+
+
+def _require_poolable(message: scheduler_pb2.Add, sampling: SamplingParams) -> None:
+    """A vector is made of a prompt alone."""
+    if (
+        len(message.choices) != 1
+        or message.choices[0].resume_ids
+        or message.HasField("constraint")
+        or sampling.prompt_logprobs is not None
+    ):
+        raise InvalidRequest(
+            "pooling takes one choice, and no resumed output, constraint or prompt_logprobs",
+            param="pooling",
+        )
 
 
 def _sampling_of(message: scheduler_pb2.Add) -> SamplingParams:
@@ -337,6 +360,7 @@ def finished_to_message(
     if finished.stop_token_id is not None:
         message.stop_token_id = finished.stop_token_id
     message.stop_detail = finished.stop_detail
+    message.pooled = finished.pooled
     if finished.error is not None:
         message.error.CopyFrom(error_to_message(finished.error))
     message.usage.CopyFrom(usage_to_message(finished.usage))
@@ -355,6 +379,7 @@ def finished_from_message(
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         stop_detail=message.stop_detail,
         error=error_from_message(message.error) if message.HasField("error") else None,
+        pooled=message.pooled,
     )
 
 

@@ -562,6 +562,7 @@ def _request(submission: Submission, choice: ChoiceSpec, *, now: float) -> Reque
         attempt=submission.attempt,
         crashes=submission.crashes,
         prompt_logprobs_done=submission.prompt_logprobs_done,
+        pools=submission.pools,
     )
 
 

@@ -30,6 +30,7 @@ class Submission:
         text_fp: Fingerprint of the tokenizer that made the prompt; "" = any engine will do.
         deadline_s: Remaining seconds; ``None`` = no deadline.
         crashes: Engines that have died under this request.
+        pools: Not tokens are wanted but one vector of the prompt.
     """
 
     request_id: str
@@ -45,3 +46,4 @@ class Submission:
     cache_namespace: str = ""
     deadline_s: float | None = None
     constraint: Constraint | None = None
+    pools: bool = False

@@ -9,6 +9,8 @@ from services.common.convert import (
     constraint_to_message,
     error_from_message,
     error_to_message,
+    pooling_to_message,
+    pools_from_message,
     sampling_from_message,
     sampling_to_message,
 )
@@ -50,6 +52,7 @@ def submission_to_message(
         priority=submission.priority,
         tenant=submission.tenant,
         cache_namespace=submission.cache_namespace,
+        pooling=pooling_to_message(submission.pools),
     )
     for choice, handle in zip(submission.choices, handles, strict=True):
         add.choices.add(handle=handle, index=choice.index, resume_ids=choice.resume_ids)
@@ -103,6 +106,7 @@ def finished_from_message(message: scheduler_pb2.FinishedHandle) -> Finished:
             wasted_tokens=message.usage.wasted_tokens,
         ),
         life=message.life.SerializeToString(),
+        pooled=message.pooled,
     )
 
 
@@ -214,6 +218,7 @@ def _set_finish(message: tokenizer_pb2.Finish, finish: Finish) -> None:
     message.usage.output_tokens = usage.output_tokens
     message.usage.wasted_tokens = usage.wasted_tokens
     message.life.MergeFromString(finished.life)
+    message.pooled = finished.pooled
 
 
 def _set_prompt_logprobs(
@@ -240,7 +245,7 @@ def request_from_message(message: tokenizer_pb2.GenerateRequest) -> GenerateRequ
     """A client's request with the wire's defaults filled in.
 
     Raises:
-        InvalidRequest: There is no prompt, or a constraint of a kind that is not known here.
+        InvalidRequest: There is no prompt, or a kind of constraint or pooling is not known here.
     """
     return GenerateRequest(
         request_id=message.key.request_id,
@@ -263,6 +268,7 @@ def request_from_message(message: tokenizer_pb2.GenerateRequest) -> GenerateRequ
             message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None
         ),
         resume=_resume_from_message(message.resume) if message.HasField("resume") else None,
+        pools=pools_from_message(message.pooling),
     )
 
 

@@ -17,6 +17,7 @@ from services.tokenizer.prompt import ChatPrompt, PromptReader
 from services.tokenizer.request import (
     GenerateRequest,
     Resume,
+    require_fit,
     require_valid,
     truncate,
     with_room,
@@ -104,11 +105,15 @@ class Generator:
     ) -> tuple[Sequence[int], SamplingParams]:
         max_model_len = min(engine.max_model_len for engine in engines)
         prompt_ids = await self._prompt_ids(request, max_model_len)
+        param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
+        if request.pools:
+            require_fit(num_prompt_tokens=len(prompt_ids), max_model_len=max_model_len, param=param)
+            return prompt_ids, request.sampling
         sampling = with_room(
             request.sampling,
             num_prompt_tokens=len(prompt_ids),
             max_model_len=max_model_len,
-            param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+            param=param,
         )
         if request.bad_words:
             words = await self._encoder.in_thread(lambda: self._bad_words.spell(request.bad_words))
@@ -122,7 +127,7 @@ class Generator:
         return truncate(
             await self._prompts.token_ids(request.prompt),
             keep=request.truncate_prompt_tokens,
-            max_tokens=request.sampling.max_tokens,
+            num_output_tokens=0 if request.pools else request.sampling.max_tokens or 1,
             max_model_len=max_model_len,
         )
 
@@ -197,6 +202,7 @@ def _submission(
         cache_namespace=request.cache_namespace,
         deadline_s=None if deadline_s is None else max(deadline_s - elapsed_s, 0.0),
         prompt_logprobs_done=request.resume is not None and request.resume.prompt_logprobs_done,
+        pools=request.pools,
         prediction=route.prediction,
     )
 

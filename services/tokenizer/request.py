@@ -54,6 +54,7 @@ class GenerateRequest:
         bad_words: Words that must not come out.
         truncate_prompt_tokens: Keep so many last tokens of the prompt; -1 = what fits; ``None`` =
             all.
+        pools: Not tokens are wanted but one vector of the prompt.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class GenerateRequest:
     bad_words: tuple[str, ...] = ()
     truncate_prompt_tokens: int | None = None
     resume: Resume | None = None
+    pools: bool = False
 
 
 def require_valid(request: GenerateRequest, *, vocab_size: int, max_choices: int) -> None:
@@ -103,6 +105,22 @@ def require_valid(request: GenerateRequest, *, vocab_size: int, max_choices: int
         raise DeadlineExceeded("the request's deadline had passed when it arrived")
     if request.resume is not None:
         _require_resumable(request.resume, n=request.n)
+    if request.pools:
+        _require_poolable(request)
+
+
+def _require_poolable(request: GenerateRequest) -> None:
+    """A vector is made of a prompt alone; a lost one is made again, not resumed."""
+    asked = {
+        "n": request.n != 1,
+        "stop": bool(request.stop),
+        "constraint": request.constraint is not None,
+        "prompt_logprobs": request.sampling.prompt_logprobs is not None,
+        "resume": request.resume is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise InvalidRequest(f"{name} means nothing with pooling", param=name)
 
 
 def _require_resumable(resume: Resume, *, n: int) -> None:
@@ -127,19 +145,19 @@ def _require_texts(param: str, texts: Sequence[str], *, max_items: int, max_char
 
 
 def truncate(
-    prompt_ids: Sequence[int], *, keep: int | None, max_tokens: int | None, max_model_len: int
+    prompt_ids: Sequence[int], *, keep: int | None, num_output_tokens: int, max_model_len: int
 ) -> Sequence[int]:
     """The last tokens of a prompt.
 
     Args:
         prompt_ids: All of it.
         keep: How many; -1 = as many as leave room for the output; ``None`` = all.
-        max_tokens: Output tokens that are asked for; ``None`` = at least one.
+        num_output_tokens: How many shall fit behind it.
         max_model_len: The model's limit.
     """
     if keep is None:
         return prompt_ids
-    room = max(max_model_len - (max_tokens or 1), 1)
+    room = max(max_model_len - num_output_tokens, 1)
     return prompt_ids[-(room if keep == -1 else keep) :]
 
 
@@ -181,3 +199,17 @@ def with_room(
             param="max_tokens",
         )
     return sampling
+
+
+def require_fit(*, num_prompt_tokens: int, max_model_len: int, param: str) -> None:
+    """Refuse a prompt that is too long even with nothing behind it.
+
+    Raises:
+        ContextLengthExceeded: The message has all the numbers.
+    """
+    if num_prompt_tokens > max_model_len:
+        raise ContextLengthExceeded(
+            f"this model's maximum context length is {max_model_len} tokens, but the input has "
+            f"{num_prompt_tokens}; shorten it or set truncate_prompt_tokens",
+            param=param,
+        )

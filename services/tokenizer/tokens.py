@@ -50,6 +50,7 @@ class Finished:
         stop_detail: What else ended it ("repetition_detected"), or "".
         error: Set if ``reason`` is ERROR.
         life: A serialised ``Life`` message, passed on unread.
+        pooled: The vector of a request that pools, passed on unread; b"" = none.
     """
 
     reason: FinishReason
@@ -58,6 +59,7 @@ class Finished:
     error: SluicewayError | None = None
     usage: Usage = Usage()
     life: bytes = b""
+    pooled: bytes = b""
 
 
 @dataclass(slots=True)
@@ -160,6 +162,7 @@ class Submission:
     Attributes:
         deadline_s: Seconds that are left; ``None`` = no deadline.
         prompt_logprobs_done: An earlier attempt has given the prompt's log-probabilities.
+        pools: Not tokens are wanted but one vector of the prompt.
     """
 
     request_id: str
@@ -175,6 +178,7 @@ class Submission:
     cache_namespace: str = ""
     deadline_s: float | None = None
     prompt_logprobs_done: bool = False
+    pools: bool = False
     prediction: Prediction | None = None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.common.convert import sampling_from_message
+from services.common.convert import pools_from_message, sampling_from_message
 from services.common.pb import common_pb2, worker_pb2
 from services.worker.runner.build import Progress, RunnerFacts
 from services.worker.runner.step_input import Ints, NewRow, Step
@@ -54,6 +54,8 @@ def result_to_bytes(output: StepOutput, *, gap_s: float) -> bytes:
     if output.logprobs is not None:
         message.logprobs.CopyFrom(_logprobs(output.logprobs, output.logprob_positions))
     message.prompt_logprobs.extend(_prompt_logprobs(chunk) for chunk in output.prompt_logprobs)
+    for handle, vector in output.pooled.items():
+        message.pooled.add(handle=handle, values=vector.astype("<f4").tobytes())
     return message.SerializeToString()
 
 
@@ -106,6 +108,7 @@ def _new_row(message: worker_pb2.NewRequest) -> NewRow:
         grammar_ref=message.grammar_ref,
         block_ids=_ints(message.block_ids),
         prompt_logprobs_done=message.prompt_logprobs_done,
+        pools=pools_from_message(message.pooling),
     )
 
 

@@ -42,6 +42,28 @@ CONSTRAINT_KIND_CHOICE: ConstraintKind.ValueType  # 4
 CONSTRAINT_KIND_GRAMMAR: ConstraintKind.ValueType  # 5
 Global___ConstraintKind: _TypeAlias = ConstraintKind  # noqa: Y015
 
+class _PoolingKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_KIND_UNSPECIFIED: _PoolingKind.ValueType  # 0
+    """none: tokens are wanted"""
+    POOLING_KIND_MEAN: _PoolingKind.ValueType  # 1
+    """mean over the prompt's tokens of the state after the final norm, of length 1"""
+
+class PoolingKind(_PoolingKind, metaclass=_PoolingKindEnumTypeWrapper):
+    """What a request is asked for in place of tokens: it computes its prompt, samples nothing, and its finish
+    carries one vector.
+    """
+
+POOLING_KIND_UNSPECIFIED: PoolingKind.ValueType  # 0
+"""none: tokens are wanted"""
+POOLING_KIND_MEAN: PoolingKind.ValueType  # 1
+"""mean over the prompt's tokens of the state after the final norm, of length 1"""
+Global___PoolingKind: _TypeAlias = PoolingKind  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015

@@ -26,47 +26,47 @@ from services.common.pb import common_pb2 as services_dot_common_dot_pb_dot_comm
 from services.common.pb import worker_pb2 as services_dot_common_dot_pb_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/common/pb/scheduler.proto\x12\x0csluiceway.v1\x1a\x1fservices/common/pb/common.proto\x1a\x1fservices/common/pb/worker.proto\"E\n\x0cSessionHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07text_fp\x18\x03 \x01(\t\">\n\tAddChoice\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\nresume_ids\x18\x03 \x03(\r\"\xca\x03\n\x03\x41\x64\x64\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.sluiceway.v1.RequestKey\x12)\n\x05trace\x18\x02 \x01(\x0b\x32\x1a.sluiceway.v1.TraceContext\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.sluiceway.v1.SamplingParams\x12(\n\x07\x63hoices\x18\x06 \x03(\x0b\x32\x17.sluiceway.v1.AddChoice\x12\x1c\n\x14prompt_logprobs_done\x18\x07 \x01(\x08\x12\x0f\n\x07\x63rashes\x18\x08 \x01(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x0b \x01(\t\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\x04H\x00\x88\x01\x01\x12,\n\nconstraint\x18\r \x01(\x0b\x32\x18.sluiceway.v1.Constraint\x12,\n\nprediction\x18\x0e \x01(\x0b\x32\x18.sluiceway.v1.PredictionB\x0e\n\x0c_deadline_msJ\x04\x08\x1e\x10(\"W\n\x05\x41\x62ort\x12\x0e\n\x06handle\x18\x01 \x03(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.sluiceway.v1.AbortReason\x12\x13\n\x0bkept_tokens\x18\x03 \x03(\r\"\x19\n\x08\x46rameAck\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\"\xe0\x01\n\x0b\x43lientFrame\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.sluiceway.v1.SessionHelloH\x00\x12 \n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32\x11.sluiceway.v1.AddH\x00\x12$\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x13.sluiceway.v1.AbortH\x00\x12%\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x16.sluiceway.v1.FrameAckH\x00\x12,\n\theartbeat\x18\x05 \x01(\x0b\x32\x17.sluiceway.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"N\n\x0eSessionWelcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12*\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x19.sluiceway.v1.EngineState\"5\n\x08\x45ngineUp\x12)\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x19.sluiceway.v1.EngineState\"/\n\nEngineDown\x12\x11\n\tengine_id\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\t\"?\n\x0bQueuedFrame\x12\x0e\n\x06handle\x18\x01 \x03(\r\x12\x10\n\x08position\x18\x02 \x03(\r\x12\x0e\n\x06\x65ta_ms\x18\x03 \x03(\x04\"\xff\x01\n\x0e\x46inishedHandle\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.sluiceway.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bstop_detail\x18\x04 \x01(\t\x12(\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x19.sluiceway.v1.ErrorDetail\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.sluiceway.v1.Usage\x12 \n\x04life\x18\x07 \x01(\x0b\x32\x12.sluiceway.v1.LifeB\x10\n\x0e_stop_token_id\"\xb0\x02\n\tStepFrame\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\x12\x11\n\tengine_id\x18\x02 \x01(\x06\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06handle\x18\x04 \x03(\r\x12\x0e\n\x06offset\x18\x05 \x03(\r\x12\r\n\x05\x63ount\x18\x06 \x03(\r\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12(\n\x08logprobs\x18\x08 \x01(\x0b\x32\x16.sluiceway.v1.Logprobs\x12\x35\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1c.sluiceway.v1.PromptLogprobs\x12.\n\x08\x66inished\x18\n \x03(\x0b\x32\x1c.sluiceway.v1.FinishedHandle\x12 \n\x04load\x18\x0b \x01(\x0b\x32\x12.sluiceway.v1.Load\"=\n\x0fServerHeartbeat\x12*\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x19.sluiceway.v1.EngineState\"\xaf\x02\n\x0bServerFrame\x12/\n\x07welcome\x18\x01 \x01(\x0b\x32\x1c.sluiceway.v1.SessionWelcomeH\x00\x12+\n\tengine_up\x18\x02 \x01(\x0b\x32\x16.sluiceway.v1.EngineUpH\x00\x12/\n\x0b\x65ngine_down\x18\x03 \x01(\x0b\x32\x18.sluiceway.v1.EngineDownH\x00\x12+\n\x06queued\x18\x04 \x01(\x0b\x32\x19.sluiceway.v1.QueuedFrameH\x00\x12\'\n\x04step\x18\x05 \x01(\x0b\x32\x17.sluiceway.v1.StepFrameH\x00\x12\x32\n\theartbeat\x18\x06 \x01(\x0b\x32\x1d.sluiceway.v1.ServerHeartbeatH\x00\x42\x07\n\x05\x66rame\"\x0e\n\x0cStatsRequest\"d\n\nStatsReply\x12*\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x19.sluiceway.v1.EngineState\x12\x14\n\x0cnum_sessions\x18\x02 \x01(\r\x12\x14\n\x0cnum_requests\x18\x03 \x01(\r*\xb7\x01\n\x0b\x41\x62ortReason\x12\x1c\n\x18\x41\x42ORT_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41\x42ORT_REASON_STOP_STRING\x10\x01\x12\x1c\n\x18\x41\x42ORT_REASON_CLIENT_GONE\x10\x02\x12\x19\n\x15\x41\x42ORT_REASON_DEADLINE\x10\x03\x12\x1b\n\x17\x41\x42ORT_REASON_SUPERSEDED\x10\x04\x12\x16\n\x12\x41\x42ORT_REASON_DRAIN\x10\x05\x32\xa5\x03\n\tScheduler\x12\x43\n\x07Session\x12\x19.sluiceway.v1.ClientFrame\x1a\x19.sluiceway.v1.ServerFrame(\x01\x30\x01\x12\x42\n\x06\x41ttach\x12\x19.sluiceway.v1.WorkerFrame\x1a\x19.sluiceway.v1.EngineFrame(\x01\x30\x01\x12=\n\x05Stats\x12\x1a.sluiceway.v1.StatsRequest\x1a\x18.sluiceway.v1.StatsReply\x12\x43\n\x07\x45xplain\x12\x1c.sluiceway.v1.ExplainRequest\x1a\x1a.sluiceway.v1.ExplainReply\x12L\n\nResetCache\x12\x1f.sluiceway.v1.ResetCacheRequest\x1a\x1d.sluiceway.v1.ResetCacheReply\x12=\n\x05\x44rain\x12\x1a.sluiceway.v1.DrainRequest\x1a\x18.sluiceway.v1.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"services/common/pb/scheduler.proto\x12\x0csluiceway.v1\x1a\x1fservices/common/pb/common.proto\x1a\x1fservices/common/pb/worker.proto\"E\n\x0cSessionHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07text_fp\x18\x03 \x01(\t\">\n\tAddChoice\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\nresume_ids\x18\x03 \x03(\r\"\xf6\x03\n\x03\x41\x64\x64\x12%\n\x03key\x18\x01 \x01(\x0b\x32\x18.sluiceway.v1.RequestKey\x12)\n\x05trace\x18\x02 \x01(\x0b\x32\x1a.sluiceway.v1.TraceContext\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.sluiceway.v1.SamplingParams\x12(\n\x07\x63hoices\x18\x06 \x03(\x0b\x32\x17.sluiceway.v1.AddChoice\x12\x1c\n\x14prompt_logprobs_done\x18\x07 \x01(\x08\x12\x0f\n\x07\x63rashes\x18\x08 \x01(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x17\n\x0f\x63\x61\x63he_namespace\x18\x0b \x01(\t\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\x04H\x00\x88\x01\x01\x12,\n\nconstraint\x18\r \x01(\x0b\x32\x18.sluiceway.v1.Constraint\x12,\n\nprediction\x18\x0e \x01(\x0b\x32\x18.sluiceway.v1.Prediction\x12*\n\x07pooling\x18\x1e \x01(\x0e\x32\x19.sluiceway.v1.PoolingKindB\x0e\n\x0c_deadline_msJ\x04\x08\x1f\x10(\"W\n\x05\x41\x62ort\x12\x0e\n\x06handle\x18\x01 \x03(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.sluiceway.v1.AbortReason\x12\x13\n\x0bkept_tokens\x18\x03 \x03(\r\"\x19\n\x08\x46rameAck\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\"\xe0\x01\n\x0b\x43lientFrame\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.sluiceway.v1.SessionHelloH\x00\x12 \n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32\x11.sluiceway.v1.AddH\x00\x12$\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x13.sluiceway.v1.AbortH\x00\x12%\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x16.sluiceway.v1.FrameAckH\x00\x12,\n\theartbeat\x18\x05 \x01(\x0b\x32\x17.sluiceway.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"N\n\x0eSessionWelcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12*\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x19.sluiceway.v1.EngineState\"5\n\x08\x45ngineUp\x12)\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x19.sluiceway.v1.EngineState\"/\n\nEngineDown\x12\x11\n\tengine_id\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\t\"?\n\x0bQueuedFrame\x12\x0e\n\x06handle\x18\x01 \x03(\r\x12\x10\n\x08position\x18\x02 \x03(\r\x12\x0e\n\x06\x65ta_ms\x18\x03 \x03(\x04\"\x8f\x02\n\x0e\x46inishedHandle\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.sluiceway.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bstop_detail\x18\x04 \x01(\t\x12(\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x19.sluiceway.v1.ErrorDetail\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.sluiceway.v1.Usage\x12 \n\x04life\x18\x07 \x01(\x0b\x32\x12.sluiceway.v1.Life\x12\x0e\n\x06pooled\x18\x08 \x01(\x0c\x42\x10\n\x0e_stop_token_id\"\xb0\x02\n\tStepFrame\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\x12\x11\n\tengine_id\x18\x02 \x01(\x06\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06handle\x18\x04 \x03(\r\x12\x0e\n\x06offset\x18\x05 \x03(\r\x12\r\n\x05\x63ount\x18\x06 \x03(\r\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12(\n\x08logprobs\x18\x08 \x01(\x0b\x32\x16.sluiceway.v1.Logprobs\x12\x35\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1c.sluiceway.v1.PromptLogprobs\x12.\n\x08\x66inished\x18\n \x03(\x0b\x32\x1c.sluiceway.v1.FinishedHandle\x12 \n\x04load\x18\x0b \x01(\x0b\x32\x12.sluiceway.v1.Load\"=\n\x0fServerHeartbeat\x12*\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x19.sluiceway.v1.EngineState\"\xaf\x02\n\x0bServerFrame\x12/\n\x07welcome\x18\x01 \x01(\x0b\x32\x1c.sluiceway.v1.SessionWelcomeH\x00\x12+\n\tengine_up\x18\x02 \x01(\x0b\x32\x16.sluiceway.v1.EngineUpH\x00\x12/\n\x0b\x65ngine_down\x18\x03 \x01(\x0b\x32\x18.sluiceway.v1.EngineDownH\x00\x12+\n\x06queued\x18\x04 \x01(\x0b\x32\x19.sluiceway.v1.QueuedFrameH\x00\x12\'\n\x04step\x18\x05 \x01(\x0b\x32\x17.sluiceway.v1.StepFrameH\x00\x12\x32\n\theartbeat\x18\x06 \x01(\x0b\x32\x1d.sluiceway.v1.ServerHeartbeatH\x00\x42\x07\n\x05\x66rame\"\x0e\n\x0cStatsRequest\"d\n\nStatsReply\x12*\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x19.sluiceway.v1.EngineState\x12\x14\n\x0cnum_sessions\x18\x02 \x01(\r\x12\x14\n\x0cnum_requests\x18\x03 \x01(\r*\xb7\x01\n\x0b\x41\x62ortReason\x12\x1c\n\x18\x41\x42ORT_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41\x42ORT_REASON_STOP_STRING\x10\x01\x12\x1c\n\x18\x41\x42ORT_REASON_CLIENT_GONE\x10\x02\x12\x19\n\x15\x41\x42ORT_REASON_DEADLINE\x10\x03\x12\x1b\n\x17\x41\x42ORT_REASON_SUPERSEDED\x10\x04\x12\x16\n\x12\x41\x42ORT_REASON_DRAIN\x10\x05\x32\xa5\x03\n\tScheduler\x12\x43\n\x07Session\x12\x19.sluiceway.v1.ClientFrame\x1a\x19.sluiceway.v1.ServerFrame(\x01\x30\x01\x12\x42\n\x06\x41ttach\x12\x19.sluiceway.v1.WorkerFrame\x1a\x19.sluiceway.v1.EngineFrame(\x01\x30\x01\x12=\n\x05Stats\x12\x1a.sluiceway.v1.StatsRequest\x1a\x18.sluiceway.v1.StatsReply\x12\x43\n\x07\x45xplain\x12\x1c.sluiceway.v1.ExplainRequest\x1a\x1a.sluiceway.v1.ExplainReply\x12L\n\nResetCache\x12\x1f.sluiceway.v1.ResetCacheRequest\x1a\x1d.sluiceway.v1.ResetCacheReply\x12=\n\x05\x44rain\x12\x1a.sluiceway.v1.DrainRequest\x1a\x18.sluiceway.v1.DrainReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'services.common.pb.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ABORTREASON']._serialized_start=2359
-  _globals['_ABORTREASON']._serialized_end=2542
+  _globals['_ABORTREASON']._serialized_start=2419
+  _globals['_ABORTREASON']._serialized_end=2602
   _globals['_SESSIONHELLO']._serialized_start=118
   _globals['_SESSIONHELLO']._serialized_end=187
   _globals['_ADDCHOICE']._serialized_start=189
   _globals['_ADDCHOICE']._serialized_end=251
   _globals['_ADD']._serialized_start=254
-  _globals['_ADD']._serialized_end=712
-  _globals['_ABORT']._serialized_start=714
-  _globals['_ABORT']._serialized_end=801
-  _globals['_FRAMEACK']._serialized_start=803
-  _globals['_FRAMEACK']._serialized_end=828
-  _globals['_CLIENTFRAME']._serialized_start=831
-  _globals['_CLIENTFRAME']._serialized_end=1055
-  _globals['_SESSIONWELCOME']._serialized_start=1057
-  _globals['_SESSIONWELCOME']._serialized_end=1135
-  _globals['_ENGINEUP']._serialized_start=1137
-  _globals['_ENGINEUP']._serialized_end=1190
-  _globals['_ENGINEDOWN']._serialized_start=1192
-  _globals['_ENGINEDOWN']._serialized_end=1239
-  _globals['_QUEUEDFRAME']._serialized_start=1241
-  _globals['_QUEUEDFRAME']._serialized_end=1304
-  _globals['_FINISHEDHANDLE']._serialized_start=1307
-  _globals['_FINISHEDHANDLE']._serialized_end=1562
-  _globals['_STEPFRAME']._serialized_start=1565
-  _globals['_STEPFRAME']._serialized_end=1869
-  _globals['_SERVERHEARTBEAT']._serialized_start=1871
-  _globals['_SERVERHEARTBEAT']._serialized_end=1932
-  _globals['_SERVERFRAME']._serialized_start=1935
-  _globals['_SERVERFRAME']._serialized_end=2238
-  _globals['_STATSREQUEST']._serialized_start=2240
-  _globals['_STATSREQUEST']._serialized_end=2254
-  _globals['_STATSREPLY']._serialized_start=2256
-  _globals['_STATSREPLY']._serialized_end=2356
-  _globals['_SCHEDULER']._serialized_start=2545
-  _globals['_SCHEDULER']._serialized_end=2966
+  _globals['_ADD']._serialized_end=756
+  _globals['_ABORT']._serialized_start=758
+  _globals['_ABORT']._serialized_end=845
+  _globals['_FRAMEACK']._serialized_start=847
+  _globals['_FRAMEACK']._serialized_end=872
+  _globals['_CLIENTFRAME']._serialized_start=875
+  _globals['_CLIENTFRAME']._serialized_end=1099
+  _globals['_SESSIONWELCOME']._serialized_start=1101
+  _globals['_SESSIONWELCOME']._serialized_end=1179
+  _globals['_ENGINEUP']._serialized_start=1181
+  _globals['_ENGINEUP']._serialized_end=1234
+  _globals['_ENGINEDOWN']._serialized_start=1236
+  _globals['_ENGINEDOWN']._serialized_end=1283
+  _globals['_QUEUEDFRAME']._serialized_start=1285
+  _globals['_QUEUEDFRAME']._serialized_end=1348
+  _globals['_FINISHEDHANDLE']._serialized_start=1351
+  _globals['_FINISHEDHANDLE']._serialized_end=1622
+  _globals['_STEPFRAME']._serialized_start=1625
+  _globals['_STEPFRAME']._serialized_end=1929
+  _globals['_SERVERHEARTBEAT']._serialized_start=1931
+  _globals['_SERVERHEARTBEAT']._serialized_end=1992
+  _globals['_SERVERFRAME']._serialized_start=1995
+  _globals['_SERVERFRAME']._serialized_end=2298
+  _globals['_STATSREQUEST']._serialized_start=2300
+  _globals['_STATSREQUEST']._serialized_end=2314
+  _globals['_STATSREPLY']._serialized_start=2316
+  _globals['_STATSREPLY']._serialized_end=2416
+  _globals['_SCHEDULER']._serialized_start=2605
+  _globals['_SCHEDULER']._serialized_end=3026
 # @@protoc_insertion_point(module_scope)

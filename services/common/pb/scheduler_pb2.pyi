@@ -115,6 +115,7 @@ class Add(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt_logprobs_done: _builtins.bool
     crashes: _builtins.int
@@ -123,6 +124,7 @@ class Add(_message.Message):
     cache_namespace: _builtins.str
     deadline_ms: _builtins.int
     """remaining milliseconds"""
+    pooling: _common_pb2.PoolingKind.ValueType
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
     @_builtins.property
@@ -154,10 +156,11 @@ class Add(_message.Message):
         deadline_ms: _builtins.int | None = ...,
         constraint: _common_pb2.Constraint | None = ...,
         prediction: _common_pb2.Prediction | None = ...,
+        pooling: _common_pb2.PoolingKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "constraint", b"constraint", "deadline_ms", b"deadline_ms", "key", b"key", "prediction", b"prediction", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "cache_namespace", b"cache_namespace", "choices", b"choices", "constraint", b"constraint", "crashes", b"crashes", "deadline_ms", b"deadline_ms", "key", b"key", "model", b"model", "prediction", b"prediction", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_logprobs_done", b"prompt_logprobs_done", "sampling", b"sampling", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "cache_namespace", b"cache_namespace", "choices", b"choices", "constraint", b"constraint", "crashes", b"crashes", "deadline_ms", b"deadline_ms", "key", b"key", "model", b"model", "pooling", b"pooling", "prediction", b"prediction", "priority", b"priority", "prompt_ids", b"prompt_ids", "prompt_logprobs_done", b"prompt_logprobs_done", "sampling", b"sampling", "tenant", b"tenant", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
@@ -357,10 +360,13 @@ class FinishedHandle(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     LIFE_FIELD_NUMBER: _builtins.int
+    POOLED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     stop_token_id: _builtins.int
     stop_detail: _builtins.str
+    pooled: _builtins.bytes
+    """with pooling: the vector, float32, little-endian"""
     @_builtins.property
     def error(self) -> _common_pb2.ErrorDetail: ...
     @_builtins.property
@@ -377,10 +383,11 @@ class FinishedHandle(_message.Message):
         error: _common_pb2.ErrorDetail | None = ...,
         usage: _common_pb2.Usage | None = ...,
         life: _common_pb2.Life | None = ...,
+        pooled: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "life", b"life", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "handle", b"handle", "life", b"life", "reason", b"reason", "stop_detail", b"stop_detail", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "handle", b"handle", "life", b"life", "pooled", b"pooled", "reason", b"reason", "stop_detail", b"stop_detail", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

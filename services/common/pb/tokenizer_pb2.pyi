@@ -149,6 +149,7 @@ class GenerateRequest(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SPACES_BETWEEN_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
     n: _builtins.int
@@ -169,6 +170,7 @@ class GenerateRequest(_message.Message):
     """keep the last k prompt tokens; -1 = the model's limit"""
     spaces_between_special_tokens: _builtins.bool
     """default true"""
+    pooling: _common_pb2.PoolingKind.ValueType
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
     @_builtins.property
@@ -213,10 +215,11 @@ class GenerateRequest(_message.Message):
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
         spaces_between_special_tokens: _builtins.bool | None = ...,
+        pooling: _common_pb2.PoolingKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_deadline_ms", b"_deadline_ms", "_include_stop", b"_include_stop", "_n", b"_n", "_priority", b"_priority", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "constraint", b"constraint", "deadline_ms", b"deadline_ms", "ids", b"ids", "include_stop", b"include_stop", "key", b"key", "n", b"n", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "text", b"text", "trace", b"trace", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_deadline_ms", b"_deadline_ms", "_include_stop", b"_include_stop", "_n", b"_n", "_priority", b"_priority", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "bad_words", b"bad_words", "cache_namespace", b"cache_namespace", "chat", b"chat", "constraint", b"constraint", "deadline_ms", b"deadline_ms", "ids", b"ids", "include_stop", b"include_stop", "key", b"key", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "stop", b"stop", "tenant", b"tenant", "text", b"text", "trace", b"trace", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_deadline_ms", b"_deadline_ms", "_include_stop", b"_include_stop", "_n", b"_n", "_priority", b"_priority", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "bad_words", b"bad_words", "cache_namespace", b"cache_namespace", "chat", b"chat", "constraint", b"constraint", "deadline_ms", b"deadline_ms", "ids", b"ids", "include_stop", b"include_stop", "key", b"key", "model", b"model", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "stop", b"stop", "tenant", b"tenant", "text", b"text", "trace", b"trace", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -268,12 +271,15 @@ class Finish(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     LIFE_FIELD_NUMBER: _builtins.int
+    POOLED_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     stop_string: _builtins.str
     """What stopped it: a stop string, or a stop token id; neither for EOS and length."""
     stop_token_id: _builtins.int
     stop_detail: _builtins.str
     """e.g. "repetition_detected" """
+    pooled: _builtins.bytes
+    """with pooling: the vector, float32, little-endian"""
     @_builtins.property
     def error(self) -> _common_pb2.ErrorDetail: ...
     @_builtins.property
@@ -290,10 +296,11 @@ class Finish(_message.Message):
         error: _common_pb2.ErrorDetail | None = ...,
         usage: _common_pb2.Usage | None = ...,
         life: _common_pb2.Life | None = ...,
+        pooled: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "error", b"error", "life", b"life", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "error", b"error", "life", b"life", "reason", b"reason", "stop_detail", b"stop_detail", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "error", b"error", "life", b"life", "pooled", b"pooled", "reason", b"reason", "stop_detail", b"stop_detail", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_string: _TypeAlias = _typing.Literal["stop_string"]  # noqa: Y015
     _WhichOneofArgType__stop_string: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string"]  # noqa: Y015

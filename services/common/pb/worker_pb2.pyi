@@ -400,6 +400,7 @@ class NewRequest(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     BLOCK_GROUPS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_DONE_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """the scheduler's, per engine; rows are addressed by it"""
     choice: _builtins.int
@@ -409,6 +410,7 @@ class NewRequest(_message.Message):
     grammar_ref: _builtins.int
     """0 = none"""
     prompt_logprobs_done: _builtins.bool
+    pooling: _common_pb2.PoolingKind.ValueType
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt, then outputs known so far"""
@@ -434,10 +436,11 @@ class NewRequest(_message.Message):
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         block_groups: _abc.Iterable[_builtins.int] | None = ...,
         prompt_logprobs_done: _builtins.bool = ...,
+        pooling: _common_pb2.PoolingKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_groups", b"block_groups", "block_ids", b"block_ids", "choice", b"choice", "grammar_ref", b"grammar_ref", "handle", b"handle", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "prompt_logprobs_done", b"prompt_logprobs_done", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_groups", b"block_groups", "block_ids", b"block_ids", "choice", b"choice", "grammar_ref", b"grammar_ref", "handle", b"handle", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs_done", b"prompt_logprobs_done", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -541,6 +544,31 @@ class StepFailure(_message.Message):
 Global___StepFailure: _TypeAlias = StepFailure  # noqa: Y015
 
 @_typing.final
+class PooledVector(_message.Message):
+    """What a row with pooling gave once the last token of its prompt was computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    values: _builtins.bytes
+    """float32, little-endian"""
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PooledVector: _TypeAlias = PooledVector  # noqa: Y015
+
+@_typing.final
 class StepResult(_message.Message):
     """Columns per row that ran: row i sampled num_sampled[i] of the flat token_ids (0 for a partial prefill)."""
 
@@ -557,6 +585,7 @@ class StepResult(_message.Message):
     ROW_ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     DEVICE_US_FIELD_NUMBER: _builtins.int
     GAP_US_FIELD_NUMBER: _builtins.int
+    POOLED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     device_us: _builtins.int
     """time in forward and sampling"""
@@ -578,6 +607,8 @@ class StepResult(_message.Message):
     def row_error_handle(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def row_error_message(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def pooled(self) -> _containers.RepeatedCompositeFieldContainer[Global___PooledVector]: ...
     def __init__(
         self,
         *,
@@ -592,10 +623,11 @@ class StepResult(_message.Message):
         row_error_message: _abc.Iterable[_builtins.str] | None = ...,
         device_us: _builtins.int = ...,
         gap_us: _builtins.int = ...,
+        pooled: _abc.Iterable[Global___PooledVector] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_us", b"device_us", "failed", b"failed", "gap_us", b"gap_us", "handle", b"handle", "logprobs", b"logprobs", "num_sampled", b"num_sampled", "prompt_logprobs", b"prompt_logprobs", "row_error_handle", b"row_error_handle", "row_error_message", b"row_error_message", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_us", b"device_us", "failed", b"failed", "gap_us", b"gap_us", "handle", b"handle", "logprobs", b"logprobs", "num_sampled", b"num_sampled", "pooled", b"pooled", "prompt_logprobs", b"prompt_logprobs", "row_error_handle", b"row_error_handle", "row_error_message", b"row_error_message", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -74,7 +74,7 @@ class BlockPool:
 
         Args:
             count: How many; at most ``num_free``.
-            writer: The handle of the request that will fill them.
+            writer: Names who will fill them (``life_id``).
 
         Raises:
             InvariantError: There are not so many; the caller checks first.
@@ -234,19 +234,23 @@ class BlockPool:
                     self._drop_key(block_id)
         self._tentative.clear()
 
-    def forget_written_by(self, writer: int) -> set[int]:
+    def writer_of(self, block_id: int) -> int:
+        """Who has taken the block last, as given to ``allocate``."""
+        return self._writers[block_id]
+
+    def forget_written_by(self, writers: range) -> set[int]:
         """A row went wrong: drop the keys of all blocks that it wrote, and of all that build on
         them.
 
         Walks the whole pool; meant for rare events.
 
         Args:
-            writer: The row's handle.
+            writers: As given to ``allocate``.
 
         Returns:
             The blocks concerned, also those without a key; whoever holds one has wrong KV.
         """
-        bad = list(self._written_by(writer))
+        bad = list(self._written_by(writers))
         children = self._children_by_key() if any(self._keys[block] for block in bad) else {}
         seen = set(bad)
         while bad:
@@ -260,14 +264,12 @@ class BlockPool:
             bad.extend(heirs)
         return seen
 
-    def _written_by(self, writer: int) -> Iterable[int]:
-        block_id = NULL_BLOCK_ID
-        while True:
-            try:
-                block_id = self._writers.index(writer, block_id + 1)
-            except ValueError:
-                return
-            if self._keys[block_id] is not None or self._ref_counts[block_id] > 0:
+    def _written_by(self, writers: range) -> Iterable[int]:
+        """Blocks that they filled and that somebody holds or may find, from the lowest id."""
+        for block_id, writer in enumerate(self._writers):
+            if writer in writers and (
+                self._ref_counts[block_id] or self._keys[block_id] is not None
+            ):
                 yield block_id
 
     def _children_by_key(self) -> dict[bytes, list[int]]:

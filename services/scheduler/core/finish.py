@@ -33,19 +33,22 @@ def finished_record(
         stop_token_id=stop.token_id,
         stop_detail=stop.detail,
         error=error,
+        pooled=request.pooled,
     )
 
 
 def _usage(request: Request, kept_tokens: int | None) -> Usage:
     """Count tokens; a token is needed once, whatever is computed beyond that is wasted.
 
-    Every position but the last needs its KV once, from the cache or computed.
+    Every position but the last needs its KV once, from the cache or computed; a vector is made of
+    the last one too.
     """
     output_tokens = request.num_output_tokens
     if kept_tokens is not None:
         output_tokens = min(output_tokens, kept_tokens)
     cached = request.num_cached_tokens or 0
-    needed = request.num_prompt_tokens + output_tokens - 1 - cached
+    num_unneeded = 0 if request.pools else 1
+    needed = request.num_prompt_tokens + output_tokens - num_unneeded - cached
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
         cached_tokens=min(cached, request.num_prompt_tokens),

@@ -16,7 +16,7 @@ class InFlightStep:
     A result counts for a row only while the request's generation is still that one.
 
     Attributes:
-        samples: Whether row i computes its last known token, and so yields a new one.
+        samples: Whether row i computes its last known token, and so yields a new one (or a vector).
         is_void: An earlier step has failed while this one was in flight: all its rows have been
             given up, and nothing that lives on builds on them. It may fail too, which means nothing
             then.
@@ -89,5 +89,6 @@ class StepBuilder:
                 grammar_ref=request.grammar_ref,
                 block_ids=tuple(request.block_ids),
                 prompt_logprobs_done=request.prompt_logprobs_done,
+                pools=request.pools,
             )
         )

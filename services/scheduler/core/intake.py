@@ -17,8 +17,7 @@ class Intake:
         self._policy: QueuePolicy = (
             fcfs if limits.policy == "fcfs" else priority_with_aging(limits.priority_aging_s)
         )
-        # The last output token's KV is never needed.
-        self._pool_tokens = limits.num_usable_blocks * limits.block_size + 1
+        self._num_slots = limits.num_usable_blocks * limits.block_size
 
     def check(self, request: Request) -> None:
         """Refuse what cannot be served; accept the rest by setting rank, end and stop rules.
@@ -53,13 +52,16 @@ class Intake:
 
     def _max_total_tokens(self, request: Request) -> int:
         """Prompt and output together; without ``max_tokens`` as many as fit."""
+        if request.pools:
+            self._require_room(request, request.num_prompt_tokens, param="prompt")
+            return request.num_prompt_tokens + 1  # the vector counts like an output token
         max_tokens = request.sampling.max_tokens
         wanted = request.num_prompt_tokens + (1 if max_tokens is None else max_tokens)
         param = "prompt" if max_tokens is None else "max_tokens"
         self._require_room(request, wanted, param=param)
         if max_tokens is not None:
             return wanted
-        return min(self._limits.max_model_len, self._pool_tokens)
+        return min(self._limits.max_model_len, self._num_slots + 1)
 
     def _require_room(self, request: Request, wanted: int, *, param: str) -> None:
         asked = (
@@ -72,9 +74,10 @@ class Intake:
                 f"but the request needs {wanted} ({asked})",
                 param=param,
             )
-        if wanted > self._pool_tokens:
+        # The last output token's KV is never needed.
+        if max(wanted - 1, request.num_prompt_tokens if request.pools else 0) > self._num_slots:
             raise ContextLengthExceeded(
-                f"the KV cache holds {self._pool_tokens - 1} tokens, "
+                f"the KV cache holds {self._num_slots} tokens, "
                 f"but the request needs {wanted} ({asked}) and could never be served",
                 param=param,
             )

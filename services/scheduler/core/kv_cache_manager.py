@@ -9,7 +9,7 @@ from __future__ import annotations
 from services.common.block_hash import block_key
 from services.common.errors import InvariantError
 from services.scheduler.core.block_pool import BlockPool
-from services.scheduler.core.request import NEVER, Request, RequestStatus
+from services.scheduler.core.request import NEVER, Request, RequestStatus, life_id
 
 
 class KVCacheManager:
@@ -129,7 +129,9 @@ class KVCacheManager:
         self._note_keyed(request, len(block_ids))
 
     def _grow(self, request: Request, count: int) -> list[int]:
-        new_block_ids = self.pool.allocate(count, writer=request.handle)
+        new_block_ids = self.pool.allocate(
+            count, writer=life_id(request.handle, request.generation)
+        )
         request.block_ids += new_block_ids
         request.num_slots += count * self._block_size
         return new_block_ids

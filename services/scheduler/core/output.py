@@ -46,6 +46,7 @@ class NewRow:
     grammar_ref: int
     block_ids: tuple[int, ...]
     prompt_logprobs_done: bool
+    pools: bool = False
 
 
 @dataclass(slots=True)
@@ -89,6 +90,7 @@ class StepOutcome:
         num_sampled: Row i sampled this many of the flat ``token_ids``.
         prompt_logprobs: Chunks by handle, opaque here; given out once the prompt is complete.
         row_errors: Message by handle of rows that failed alone.
+        pooled: Vectors by handle, opaque here, of rows that pool and have computed their prompt.
         device_s: Time in forward and sampling.
         gap_s: From the end of the step before to the start of this one.
     """
@@ -99,6 +101,7 @@ class StepOutcome:
     token_ids: Sequence[int] = ()
     prompt_logprobs: Mapping[int, object] = field(default_factory=dict)
     row_errors: Mapping[int, str] = field(default_factory=dict)
+    pooled: Mapping[int, bytes] = field(default_factory=dict)
     failed: str | None = None
     device_s: float = 0.0
     gap_s: float = 0.0
@@ -141,6 +144,7 @@ class Finished:
             token).
         stop_detail: "repetition_detected", or "".
         error: Set when ``reason`` is ERROR.
+        pooled: The vector of a request that pools; b"" = none.
     """
 
     handle: int
@@ -150,6 +154,7 @@ class Finished:
     stop_token_id: int | None = None
     stop_detail: str = ""
     error: SluicewayError | None = None
+    pooled: bytes = b""
 
 
 @dataclass(slots=True)

@@ -43,6 +43,11 @@ TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
 }
 
 
+def life_id(handle: int, generation: int) -> int:
+    """Names one life of a row, from its admission to its end or preemption; fits 64 bits."""
+    return handle << 24 | generation
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One choice, from ``Scheduler.add`` to its one finish.
@@ -73,6 +78,8 @@ class Request:
         grammar_ref: The prepared grammar on the worker; 0 = none.
         needs_prepare: It is set aside until ``Scheduler.prepared``.
         prompt_logprobs_done: Prompt log-probabilities, if asked for, have been delivered before.
+        pools: Not tokens are wanted but one vector, made of the states of all prompt tokens. The
+            vector stands where the first output token would: it is planned and in flight like one.
     """
 
     handle: int
@@ -90,6 +97,7 @@ class Request:
     grammar_ref: int = 0
     needs_prepare: bool = False
     prompt_logprobs_done: bool = False
+    pools: bool = False
 
     # Tokens: prompt, then output. `generation` moves when the row dies: later results are dropped.
     token_ids: list[int] = field(init=False, repr=False)
@@ -101,6 +109,7 @@ class Request:
     generation: int = field(init=False, default=0)
     fork_group: ForkGroup | None = field(init=False, default=None, repr=False)
     prompt_logprob_chunks: list[object] = field(init=False, default_factory=list, repr=False)
+    pooled: bytes = field(init=False, default=b"", repr=False)
 
     # Set by `Scheduler.add` for its engine.
     rank: tuple[float, int] = field(init=False, default=(0.0, 0))
@@ -155,8 +164,9 @@ class Request:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether cached blocks will do: prompt log-probabilities need every token computed."""
-        return self.sampling.prompt_logprobs is None or self.prompt_logprobs_done
+        """Whether cached blocks will do: they hold KV, but neither logits nor states."""
+        needs_logits = self.sampling.prompt_logprobs is not None and not self.prompt_logprobs_done
+        return not (needs_logits or self.pools)
 
     @property
     def runs_alone(self) -> bool:

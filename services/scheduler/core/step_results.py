@@ -12,11 +12,11 @@ from services.common.errors import RequestFailed
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.in_flight import InFlightStep
 from services.scheduler.core.kv_cache_manager import KVCacheManager
-from services.scheduler.core.output import StepOutcome, StepUpdate
+from services.scheduler.core.output import FinishReason, StepOutcome, StepUpdate
 from services.scheduler.core.quarantine import Quarantine
-from services.scheduler.core.request import Request
+from services.scheduler.core.request import Request, life_id
 from services.scheduler.core.request_table import RequestTable
-from services.scheduler.core.stop import find_stop
+from services.scheduler.core.stop import Stop, find_stop
 
 
 class StepResults:
@@ -68,20 +68,35 @@ class StepResults:
         """One row went wrong: it ends, and whoever built on its KV computes again."""
         if handle not in in_flight.handles:
             return
-        bad_block_ids = self._kv.pool.forget_written_by(handle)
-        for request in in_flight.live_requests():
-            if request.handle == handle:
-                self._table.fail(request, RequestFailed(message), now=now)
-                break
+        row = in_flight.handles.index(handle)
+        request, generation = in_flight.requests[row], in_flight.generations[row]
+        # Not what a later life of the row has written: were that thrown out here, and the life with
+        # it, the errors of two lives would chase each other for ever.
+        lives = range(life_id(handle, 0), life_id(handle, generation) + 1)
+        bad_block_ids = self._kv.pool.forget_written_by(lives)
+        if request.generation == generation:
+            self._table.fail(request, RequestFailed(message), now=now)
         for holder in reversed(self._table.running.requests.copy()):
-            if not bad_block_ids.isdisjoint(holder.block_ids):
+            if self._builds_on(holder, bad_block_ids):
                 self._table.preempt(holder)
         self._table.give_up_forks(bad_block_ids)
+
+    def _builds_on(self, holder: Request, bad_block_ids: set[int]) -> bool:
+        """Whether a running request holds bad blocks that it has not written itself.
+
+        What it has written in this life builds on the rest of its table, wherever else a block of
+        the same key may have come from.
+        """
+        life = life_id(holder.handle, holder.generation)
+        return any(
+            block_id in bad_block_ids and self._kv.pool.writer_of(block_id) != life
+            for block_id in holder.block_ids
+        )
 
     def _apply_tokens(
         self, in_flight: InFlightStep, outcome: StepOutcome, update: StepUpdate, *, now: float
     ) -> None:
-        """Append each live row's token and see whether it ends the request."""
+        """Append each live row's token, or take its vector, and see whether that is its end."""
         token_ids = outcome.token_ids
         starts, counts = _aligned(in_flight, outcome)
         for request, generation, samples, start, count in zip(
@@ -93,6 +108,9 @@ class StepResults:
             strict=True,
         ):
             if request.generation != generation or not samples:
+                continue
+            if request.pools:
+                self._take_vector(request, outcome.pooled.get(request.handle), now=now)
                 continue
             if count != 1:
                 error = RequestFailed(f"the worker returned {count} tokens where 1 was due")
@@ -106,6 +124,14 @@ class StepResults:
             if request.prompt_logprob_chunks:
                 update.prompt_logprobs += [(request.handle, c) for c in request.take_chunks()]
             self._append(request, token_ids[start], now=now)
+
+    def _take_vector(self, request: Request, vector: bytes | None, *, now: float) -> None:
+        """The whole prompt of a request that pools is computed: that is its end."""
+        if vector is None:
+            self._table.fail(request, RequestFailed("the worker returned no vector"), now=now)
+            return
+        request.pooled = vector
+        self._table.finish(request, Stop(FinishReason.STOP), now=now)
 
     def _append(self, request: Request, token_id: int, *, now: float) -> None:
         request.append_token(token_id, now=now)

@@ -26,7 +26,8 @@ class InputBatch:
         attention: The same, as attention sees it.
         first_positions: ``[num_reqs]``: position of each row's first token.
         query_start_loc: ``[num_reqs + 1]``, on the host.
-        sampling_index: Which of the ``num_reqs`` sample: their known tokens are all computed.
+        sampling_index: Which of the ``num_reqs`` sample: their known tokens are all computed, and
+            tokens are what they are for.
     """
 
     order: Ints
@@ -92,7 +93,9 @@ def build_input_batch(states: RequestStates, rows: Ints, num_tokens: Ints) -> In
         ),
         first_positions=first,
         query_start_loc=query_start_loc,
-        sampling_index=np.flatnonzero((end == states.num_known[rows]) & states.has_room(rows)),
+        sampling_index=np.flatnonzero(
+            (end == states.num_known[rows]) & states.has_room(rows) & ~states.pools[rows]
+        ),
     )
 
 

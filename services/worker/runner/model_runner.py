@@ -17,6 +17,7 @@ import torch
 from services.common.errors import InvariantError
 from services.worker.loader.load_model import LoadedModel
 from services.worker.runner.input_batch import InputBatch, build_input_batch
+from services.worker.runner.pooling import Pooler, read_vectors
 from services.worker.runner.prompt_logprobs import PromptLogprobs
 from services.worker.runner.request_state import UNKNOWN, RequestStates
 from services.worker.runner.step_input import Ints, NewRow, Step
@@ -55,6 +56,7 @@ class LaunchedStep:
         idle_handles: Named to run, but unknown or ended.
         samples: What was sampled; ``None`` if no row did.
         prompt_logprobs: Chunks of this step.
+        pooled: ``[hidden_size]`` float32 by handle: of rows that pool and are complete.
         device_s: Time so far.
     """
 
@@ -64,6 +66,7 @@ class LaunchedStep:
     idle_handles: list[int]
     samples: _Samples | None
     prompt_logprobs: list[PromptLogprobChunk]
+    pooled: dict[int, torch.Tensor]
     device_s: float
 
 
@@ -114,6 +117,7 @@ class ModelRunner:
         )
         self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, dtype=np.int64)
         self._prompt_logprobs = PromptLogprobs(vocab_size=loaded.config.vocab_size)
+        self._pooler = Pooler()
 
     @property
     def num_rows(self) -> int:
@@ -156,10 +160,10 @@ class ModelRunner:
         is_active &= ~self._states.has_ended[rows]
         active = np.flatnonzero(is_active)
         if not active.size:
-            return LaunchedStep(step.step, None, [], step.handles, None, [], 0.0)
+            return LaunchedStep(step.step, None, [], step.handles, None, [], {}, 0.0)
         batch = build_input_batch(self._states, rows[active], step.num_tokens[active])
         started = time.perf_counter()
-        samples, prompt_logprobs = self._run(batch)
+        samples, prompt_logprobs, pooled = self._run(batch)
         self._advance(batch, samples)
         handles = np.array(step.handles, dtype=np.int64)
         return LaunchedStep(
@@ -169,6 +173,7 @@ class ModelRunner:
             idle_handles=handles[~is_active].tolist(),
             samples=samples,
             prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
             device_s=time.perf_counter() - started,
         )
 
@@ -177,6 +182,7 @@ class ModelRunner:
         """Wait for a step's results; the next step may have been launched meanwhile."""
         batch, samples = launched.batch, launched.samples
         handles = [*launched.handles, *launched.idle_handles]
+        pooled, pool_errors = read_vectors(launched.pooled)
         if batch is None or samples is None:
             return StepOutput(
                 step=launched.step,
@@ -184,6 +190,8 @@ class ModelRunner:
                 num_sampled=[0] * len(handles),
                 token_ids=[],
                 prompt_logprobs=launched.prompt_logprobs,
+                row_errors=pool_errors,
+                pooled=pooled,
                 device_s=launched.device_s,
                 num_tokens=0 if batch is None else int(batch.num_tokens.sum()),
             )
@@ -205,7 +213,8 @@ class ModelRunner:
             logprobs=logprobs,
             logprob_positions=described.tolist(),
             prompt_logprobs=launched.prompt_logprobs,
-            row_errors=row_errors,
+            row_errors=row_errors | pool_errors,
+            pooled=pooled,
             device_s=launched.device_s + time.perf_counter() - started,
             num_tokens=int(batch.num_tokens.sum()),
         )
@@ -216,6 +225,7 @@ class ModelRunner:
             if row != UNKNOWN:
                 self._sampler.remove(row)
                 self._prompt_logprobs.remove(row)
+                self._pooler.remove(row)
                 self.grammars.remove(row)
 
     def _copy_blocks(self, src: Ints, dst: Ints) -> None:
@@ -233,6 +243,8 @@ class ModelRunner:
         self._sampler.add(row, params, choice=new.choice)
         self._num_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
         self._prompt_logprobs.add(row, params, handle=new.handle, is_done=new.prompt_logprobs_done)
+        if new.pools:
+            self._pooler.add(row, new.handle)
 
     def _apply_diffs(self, step: Step) -> Ints:
         """Append new blocks; returns the row of each handle that shall run."""
@@ -247,7 +259,9 @@ class ModelRunner:
         )
         return rows
 
-    def _run(self, batch: InputBatch) -> tuple[_Samples | None, list[PromptLogprobChunk]]:
+    def _run(
+        self, batch: InputBatch
+    ) -> tuple[_Samples | None, list[PromptLogprobChunk], dict[int, torch.Tensor]]:
         hidden = self._model.forward(
             batch.input_ids,
             batch.positions,
@@ -257,8 +271,9 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs.chunks(
             self._states, batch, hidden, self._model.compute_logits
         )
+        pooled = self._pooler.take(self._states, batch, hidden)
         if not batch.sampling_index.size:
-            return None, prompt_logprobs
+            return None, prompt_logprobs, pooled
         logits = self._model.compute_logits(hidden[to_device(batch.sampling_tokens, self._device)])
         states, rows = self._states, batch.sampling_rows
         sampled = self._sampler.sample(
@@ -266,7 +281,7 @@ class ModelRunner:
             LogitRows(rows, states.num_prompt[rows], states.num_known[rows], states.token_ids),
             grammar=self.grammars.mask(rows),
         )
-        return _Samples(logits, sampled, self._num_logprobs[rows]), prompt_logprobs
+        return _Samples(logits, sampled, self._num_logprobs[rows]), prompt_logprobs, pooled
 
     def _advance(self, batch: InputBatch, samples: _Samples | None) -> None:
         """Count what the launched work computes; sampled tokens go to their rows on the device."""

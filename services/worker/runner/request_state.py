@@ -30,6 +30,7 @@ class RequestStates:
         num_known: Tokens in ``token_ids``, counting those that a launched step samples.
         num_computed: Tokens whose KV is or will be computed by the steps launched.
         has_ended: Rows that sample no more: a row error has ended them.
+        pools: Rows that never sample: a vector of their prompt is wanted.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RequestStates:
         self.num_known = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
         self.has_ended = np.zeros(max_num_seqs, dtype=bool)
+        self.pools = np.zeros(max_num_seqs, dtype=bool)
         self._row_of: dict[int, int] = {}
         # Reversed, so that rows are handed out from 0 up: a small batch stays in few pages.
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -99,6 +101,7 @@ class RequestStates:
         self.num_known[row] = known
         self.num_computed[row] = new.num_computed_tokens
         self.has_ended[row] = False
+        self.pools[row] = new.pools
         self.block_table.append(
             np.array([row]), counts=np.array([new.block_ids.size]), block_ids=new.block_ids
         )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from services.common.sampling import SamplingParams
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class NewRow:
         grammar_ref: What Prepare made for it; 0 = nothing.
         block_ids: Its block table so far.
         prompt_logprobs_done: An earlier life has already delivered all prompt log-probabilities.
+        pools: It samples nothing; a vector of its prompt is wanted.
     """
 
     handle: int
@@ -38,6 +40,7 @@ class NewRow:
     grammar_ref: int
     block_ids: Ints
     prompt_logprobs_done: bool
+    pools: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.worker.runner.step_input import Ints
+from services.worker.runner.step_input import Floats, Ints
 from services.worker.sampling.logprobs import LogprobColumns
 
 
@@ -31,6 +31,7 @@ class StepOutput:
         logprob_positions: Which of ``token_ids`` each entry of ``logprobs`` describes.
         prompt_logprobs: Chunks of prompts that were computed in this step.
         row_errors: Message by handle; such a row sampled nothing and will sample nothing more.
+        pooled: ``[hidden_size]`` float32 by handle, of rows that pool and whose prompt is computed.
         device_s: Time in forward and sampling.
         num_tokens: Tokens that went through the model.
     """
@@ -43,5 +44,6 @@ class StepOutput:
     logprob_positions: list[int] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobChunk] = field(default_factory=list)
     row_errors: dict[int, str] = field(default_factory=dict)
+    pooled: dict[int, Floats] = field(default_factory=dict)
     device_s: float = 0.0
     num_tokens: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,7 @@ NEW_ROWS = st.builds(
     grammar_ref=U32,
     block_ids=IDS.map(tuple),
     prompt_logprobs_done=st.booleans(),
+    pools=st.booleans(),
 )
 
 
@@ -124,6 +127,7 @@ def test_an_error_survives_the_wire(error: SluicewayError) -> None:
         stop_token_id=st.one_of(st.none(), U32),
         stop_detail=TEXT,
         error=st.one_of(st.none(), ERRORS),
+        pooled=st.binary(max_size=8),
     )
 )
 def test_a_finish_survives_the_wire(finished: Finished) -> None:
@@ -131,6 +135,7 @@ def test_a_finish_survives_the_wire(finished: Finished) -> None:
     convert.finished_to_message(finished, message, clock=CLOCK)
     back = convert.finished_from_message(message, clock=CLOCK, finished_s=99.0)
     assert same_error(back.error, finished.error)
+    assert back.pooled == finished.pooled
     assert (back.reason, back.usage, back.stop_token_id, back.stop_detail) == (
         finished.reason,
         finished.usage,
@@ -202,6 +207,18 @@ def test_an_add_becomes_a_submission() -> None:
     assert (got.crashes, got.priority, got.cache_namespace) == (1, -2, "ns")
     assert got.deadline_s == 1.5
     assert got.constraint == Constraint(ConstraintKind.REGEX, "a+")
+    assert not got.pools
+
+
+def pooling_add(**fields: Any) -> pb.Add:
+    """An Add that wants a vector, with one choice unless told otherwise."""
+    fields.setdefault("choices", [pb.AddChoice(handle=1)])
+    return pb.Add(pooling=common_pb2.POOLING_KIND_MEAN, **fields)
+
+
+def test_an_add_that_pools_becomes_a_submission_that_does() -> None:
+    add = pooling_add(key=common_pb2.RequestKey(request_id="r"))
+    assert convert.submission_from_message(add, text_fp="").pools
 
 
 @pytest.mark.parametrize(
@@ -211,6 +228,17 @@ def test_an_add_becomes_a_submission() -> None:
         (pb.Add(sampling=common_pb2.SamplingParams(logit_bias_ids=[1])), "sampling"),
         (pb.Add(constraint=common_pb2.Constraint(spec="a+")), "constraint"),
         (pb.Add(sampling=common_pb2.SamplingParams(top_p=7.0)), "top_p"),
+        (pb.Add(pooling=7), "pooling"),  # type: ignore[arg-type]
+        (pooling_add(choices=[]), "pooling"),
+        (pooling_add(choices=[pb.AddChoice(handle=1), pb.AddChoice(handle=2)]), "pooling"),
+        (pooling_add(choices=[pb.AddChoice(handle=1, resume_ids=[5])]), "pooling"),
+        (pooling_add(sampling=common_pb2.SamplingParams(prompt_logprobs=1)), "pooling"),
+        (
+            pooling_add(
+                constraint=common_pb2.Constraint(kind=common_pb2.CONSTRAINT_KIND_REGEX, spec="a")
+            ),
+            "pooling",
+        ),
     ],
 )
 def test_an_add_that_means_nothing_is_refused_naming_the_field(add: pb.Add, param: str) -> None:
@@ -256,12 +284,14 @@ def test_a_result_is_read_with_its_side_columns() -> None:
         prompt_logprobs=[common_pb2.PromptLogprobs(handle=2, start=1)],
         row_error_handle=[3],
         row_error_message=["NaN"],
+        pooled=[worker_pb2.PooledVector(handle=2, values=b"1234")],
         device_us=1500,
         gap_us=250,
     )
     outcome, side = convert.outcome_from_bytes(result.SerializeToString())
     assert (outcome.step, outcome.handles, outcome.num_sampled) == (9, [1, 2, 3], [1, 0, 1])
     assert outcome.row_errors == {3: "NaN"}
+    assert outcome.pooled == {2: b"1234"}
     assert (outcome.device_s, outcome.gap_s) == (0.0015, 0.00025)
     assert list(outcome.prompt_logprobs) == [2]
     assert outcome.failed is None

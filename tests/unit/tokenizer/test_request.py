@@ -41,6 +41,11 @@ GOOD = GenerateRequest("r", 0, "tiny", TextPrompt("hi"), SamplingParams())
         ({"constraint": Constraint(ConstraintKind.REGEX, "(")}, "constraint"),
         ({"resume": Resume([1], [ResumedChoice(1, [], 0)])}, "resume"),
         ({"resume": Resume([1], [ResumedChoice(0, [], 0)] * 2)}, "resume"),
+        ({"pools": True, "n": 2}, "n"),
+        ({"pools": True, "stop": ("x",)}, "stop"),
+        ({"pools": True, "constraint": Constraint(ConstraintKind.REGEX, "a")}, "constraint"),
+        ({"pools": True, "sampling": SamplingParams(prompt_logprobs=1)}, "prompt_logprobs"),
+        ({"pools": True, "resume": Resume([1], [])}, "resume"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
@@ -87,12 +92,12 @@ def test_a_prompt_that_just_fits_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "max_tokens", "kept"),
-    [(None, None, 200), (3, None, 3), (500, None, 200), (-1, None, 99), (-1, 10, 90)],
+    ("keep", "num_output_tokens", "kept"),
+    [(None, 1, 200), (3, 1, 3), (500, 1, 200), (-1, 1, 99), (-1, 10, 90), (-1, 0, 100)],
 )
 def test_truncation_keeps_the_last_tokens(
-    keep: int | None, max_tokens: int | None, kept: int
+    keep: int | None, num_output_tokens: int, kept: int
 ) -> None:
     ids = list(range(200))
-    found = truncate(ids, keep=keep, max_tokens=max_tokens, max_model_len=100)
+    found = truncate(ids, keep=keep, num_output_tokens=num_output_tokens, max_model_len=100)
     assert found == ids[200 - kept :]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from services.common.convert import sampling_to_message
@@ -68,6 +70,7 @@ def test_a_result_is_written_whole() -> None:
         logprob_positions=[0, 1],
         prompt_logprobs=[PromptLogprobChunk(4, 1, np.array([50, 51]), COLUMNS)],
         row_errors={4: "nan"},
+        pooled={5: np.array([1.0, -0.5], dtype=np.float32)},
         device_s=0.25,
     )
     message = worker_pb2.StepResult.FromString(result_to_bytes(output, gap_s=0.001))
@@ -80,6 +83,8 @@ def test_a_result_is_written_whole() -> None:
         assert (list(columns.rank), list(columns.num_top)) == ([1, 4], [2, 0])
         assert (list(columns.top_ids), list(columns.top_logprobs)) == ([7, 8], [-0.5, -0.75])
     assert list(message.logprobs.position) == [0, 1]
+    (vector,) = message.pooled
+    assert (vector.handle, vector.values) == (5, struct.pack("<2f", 1.0, -0.5))
     chunk = message.prompt_logprobs[0]
     assert (chunk.handle, chunk.start, list(chunk.token_ids)) == (4, 1, [50, 51])
     assert not message.HasField("failed")

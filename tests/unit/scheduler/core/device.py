@@ -58,6 +58,11 @@ def expected_output(
     return output
 
 
+def vector_of(token_ids: Sequence[int]) -> bytes:
+    """What pooling gives: it depends on every token that was computed."""
+    return repr(list(token_ids)).encode()
+
+
 @dataclass(slots=True)
 class _Row:
     choice: int
@@ -67,6 +72,8 @@ class _Row:
     block_ids: list[int]
     sampling: SamplingParams
     has_ended: bool = False
+    pools: bool = False
+    seen: list[int] = field(default_factory=list)  # tokens computed here, not found in the cache
     prefixes: list[int] = field(default_factory=list)  # prefixes[i] covers token_ids[: i + 1]
 
     def prefix_at(self, position: int) -> int:
@@ -84,6 +91,7 @@ class Device:
         bad_handles: Rows that write wrong KV and fail when they sample.
         fatal_handles: Rows that make the whole step fail.
         num_tokens_run: All tokens computed.
+        knows_pooling: Whether rows that pool give their vectors.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class Device:
         self.fatal_handles: set[int] = set()
         self.num_tokens_run = 0
         self.num_failed_steps = 0
+        self.knows_pooling = True
         self.batch_sizes: list[int] = []
         self._kv: list[int | None] = [None] * (num_blocks * block_size)
         self._block_size = block_size
@@ -121,12 +130,14 @@ class Device:
         row_errors: dict[int, str] = {}
         for handle, num_tokens in live:
             self._run_row(handle, num_tokens, sampled, row_errors)
+        pooled = self._vectors([handle for handle, _ in live if handle not in row_errors])
         return StepOutcome(
             step=plan.step,
             handles=list(plan.handles),
             num_sampled=[int(handle in sampled) for handle in plan.handles],
             token_ids=[sampled[handle] for handle in plan.handles if handle in sampled],
             row_errors=row_errors,
+            pooled=pooled,
             device_s=device_s,
         )
 
@@ -151,6 +162,7 @@ class Device:
             num_computed_tokens=new.num_computed_tokens,
             block_ids=list(new.block_ids),
             sampling=new.sampling,
+            pools=new.pools,
         )
 
     def _slot(self, row: _Row, position: int) -> int:
@@ -175,6 +187,7 @@ class Device:
         self, handle: int, num_tokens: int, sampled: dict[int, int], row_errors: dict[int, str]
     ) -> None:
         row = self.rows[handle]
+        row.seen += row.token_ids[row.num_computed_tokens :][:num_tokens]
         row.num_computed_tokens += num_tokens
         assert row.num_computed_tokens <= len(row.token_ids)
         context = [self._kv[self._slot(row, i)] for i in range(row.num_computed_tokens)]
@@ -186,8 +199,17 @@ class Device:
             return
         expected = [row.prefix_at(i) for i in range(row.num_computed_tokens)]
         assert context == expected, f"row {handle} reads KV that is not of its prefix"
-        if row.num_computed_tokens == len(row.token_ids):
+        if row.num_computed_tokens == len(row.token_ids) and not row.pools:
             sampled[handle] = self._sample(row)
+
+    def _vectors(self, handles: Sequence[int]) -> dict[int, bytes]:
+        """Of rows that pool and are computed."""
+        rows = {handle: self.rows[handle] for handle in handles if self.knows_pooling}
+        return {
+            handle: vector_of(row.seen)
+            for handle, row in rows.items()
+            if row.pools and row.num_computed_tokens == len(row.token_ids)
+        }
 
     def _sample(self, row: _Row) -> int:
         sampling, position = row.sampling, len(row.token_ids)

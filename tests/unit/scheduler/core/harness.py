@@ -12,7 +12,7 @@ from services.common.sampling import SamplingParams
 from services.scheduler.core.output import Finished, FinishReason, StepPlan, StepUpdate
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import EngineLimits, Scheduler
-from tests.unit.scheduler.core.device import Device, expected_output
+from tests.unit.scheduler.core.device import Device, expected_output, vector_of
 from tests.unit.scheduler.core.invariants import check_scheduler
 
 ROOT = root_key("test weights")
@@ -187,6 +187,8 @@ class Harness:
     def expected(self, handle: int) -> list[int]:
         """What the request gets when it runs alone."""
         request = self.seen[handle].request
+        if request.pools:
+            return []
         return expected_output(
             request.token_ids[: request.num_prompt_tokens],
             sampling=request.sampling,
@@ -196,6 +198,10 @@ class Harness:
             vocab_size=self.limits.vocab_size,
         )
 
+    def expected_vector(self, request: Request) -> bytes:
+        """What a request that pools gets."""
+        return vector_of(request.token_ids[: request.num_prompt_tokens])
+
     def assert_all_served(self) -> None:
         """Every request has ended; those that ran to their end got what they would get alone."""
         for handle, seen in self.seen.items():
@@ -204,6 +210,8 @@ class Harness:
             if seen.finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert seen.tokens == expected, f"request {handle}"
                 assert seen.finished.usage.output_tokens == len(expected)
+                wanted = self.expected_vector(seen.request) if seen.request.pools else b""
+                assert seen.finished.pooled == wanted
             else:
                 assert seen.tokens == expected[: len(seen.tokens)]
         assert self.scheduler.num_unfinished == 0

@@ -110,7 +110,7 @@ class PoolMachine(RuleBasedStateMachine):
             heirs = {block for block, parent in self.parents.items() if parent in bad_keys} - bad
             bad |= heirs
             grown = bool(heirs)
-        assert self.pool.forget_written_by(writer) == bad
+        assert self.pool.forget_written_by(range(writer, writer + 1)) == bad
         self._forget(list(bad))
 
     @rule()

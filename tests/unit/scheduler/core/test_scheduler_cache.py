@@ -384,3 +384,43 @@ def test_while_a_guilty_row_is_sought_newcomers_wait_and_are_served_after() -> N
     assert newcomer.handle not in harness.plans[-1].handles
     harness.run()
     harness.assert_all_served()
+
+
+@pytest.mark.parametrize(("pools", "num_lives"), [(True, 2), (False, 3)])
+def test_an_error_of_an_earlier_life_throws_out_a_later_one_only_if_that_builds_on_it(
+    pools: bool, num_lives: int
+) -> None:
+    harness = Harness(limits(pipeline_depth=2))
+    request = harness.add(harness.request(_prompt(9), pools=pools))
+    harness.device.bad_handles.add(request.handle)
+    harness.plan()
+    harness.scheduler._table.preempt(request)
+    harness.run(max_steps=10)
+    assert harness.reason(request) is FinishReason.ERROR
+    assert request.num_preemptions == num_lives - 1
+    harness.assert_all_served()
+
+
+def test_an_error_drops_what_earlier_lives_have_written_too() -> None:
+    harness = Harness(limits(max_num_batched_tokens=8))
+    request = harness.add(harness.request(_prompt(20)))
+    harness.device.bad_handles.add(request.handle)
+    harness.step()  # two bad blocks, and nothing shows yet
+    harness.scheduler._table.preempt(request)
+    harness.run()
+    assert harness.reason(request) is FinishReason.ERROR
+    later = harness.add(harness.request(_prompt(20)))
+    harness.run()
+    harness.assert_all_served()
+    assert _cached(harness, later) == 0
+
+
+def test_a_step_that_fails_after_its_rows_began_anew_puts_them_under_suspicion() -> None:
+    harness = Harness(limits(pipeline_depth=2))
+    request = harness.add(harness.request(_prompt(9)))
+    harness.device.fatal_handles.add(request.handle)
+    harness.plan()
+    harness.scheduler._table.preempt(request)
+    harness.run(max_steps=10)
+    assert harness.reason(request) is FinishReason.ERROR
+    harness.assert_all_served()

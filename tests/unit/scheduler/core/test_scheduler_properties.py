@@ -48,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_resumed=st.sampled_from([0, 0, 3]),
         priority=st.sampled_from([0, 0, -1, 1]),
         needs_prepare=st.sampled_from([False, False, True]),
+        pools=st.sampled_from([False, False, True]),
         deadline_in_s=st.sampled_from([None, None, 0.5]),
         options=st.sampled_from(
             [
@@ -66,10 +67,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_resumed: int,
         priority: int,
         needs_prepare: bool,
+        pools: bool,
         deadline_in_s: float | None,
         options: dict[str, object],
     ) -> None:
         harness = self.harness
+        if pools:
+            num_choices, num_resumed = 1, 0
         sampling = SamplingParams(max_tokens=max_tokens, seed=3, **options)  # type: ignore[arg-type]
         choices = [
             harness.request(
@@ -80,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 needs_prepare=needs_prepare,
                 deadline_s=None if deadline_in_s is None else harness.now + deadline_in_s,
                 prompt_logprobs_done=index > 0,
+                pools=pools,
             )
             for index in range(num_choices)
         ]

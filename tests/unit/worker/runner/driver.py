@@ -53,6 +53,7 @@ class Tracked:
     blocks: list[int] = field(default_factory=list)
     is_in_row: bool = False
     prompt_logprobs_done: bool = False
+    pools: bool = False
 
     @property
     def outputs(self) -> list[int]:
@@ -77,9 +78,10 @@ class Driver:
         params: SamplingParams = GREEDY,
         *,
         choice: int = 0,
+        pools: bool = False,
     ) -> Tracked:
         """Make a request known; it gets a row in the first step that names it."""
-        request = Tracked(list(prompt), len(prompt), params, choice)
+        request = Tracked(list(prompt), len(prompt), params, choice, pools=pools)
         self.requests[handle] = request
         return request
 
@@ -151,6 +153,7 @@ class Driver:
             grammar_ref=0,
             block_ids=np.array(request.blocks, dtype=np.int64),
             prompt_logprobs_done=request.prompt_logprobs_done,
+            pools=request.pools,
         )
 
     def _grow(self, request: Tracked, num_tokens: int) -> list[int]:
