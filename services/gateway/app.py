@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request
@@ -17,17 +18,23 @@ from services.gateway import docs, http_errors, openapi
 from services.gateway.admission import Admission
 from services.gateway.auth import ApiKeys, RequireKey
 from services.gateway.cors import Cors
+from services.gateway.embeddings_exchange import EmbeddingsExchange
 from services.gateway.exchange import ExchangeContext, JsonExchange
 from services.gateway.fleet import Fleet, Readiness
-from services.gateway.generation_exchange import GenerationExchange, Planner
+from services.gateway.generation_exchange import GenerationExchange
 from services.gateway.head_requests import HeadRequests
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import replies
 from services.gateway.openai.chat import plan_chat
 from services.gateway.openai.chunks import ChatCompletionChunk, CompletionChunk
 from services.gateway.openai.completions import plan_completion
+from services.gateway.openai.embeddings import (
+    EmbeddingReply,
+    EmbeddingRequest,
+    plan_embeddings,
+)
 from services.gateway.openai.models import model_list, one_model
-from services.gateway.openai.plan import Caller, Plan, PlanContext
+from services.gateway.openai.plan import Caller, PlanContext
 from services.gateway.openai.render import RenderReply
 from services.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.openai.tokenize import (
@@ -42,6 +49,7 @@ from services.gateway.response_routes import ResponseRoutes
 from services.gateway.token_routes import TokenRoutes
 
 DESCRIPTION = "OpenAI-compatible API of Sluiceway. Errors have OpenAI's envelope on every route."
+PlanT = TypeVar("PlanT")
 
 
 class Gateway:
@@ -76,12 +84,11 @@ class Gateway:
         self.planning = planning
         self.responses = responses
 
-    def planner(self, plan: Any) -> Planner:
-        """Bind what planning knows to ``plan_chat`` or ``plan_completion``."""
+    def planner(self, plan: Callable[..., PlanT]) -> Callable[[dict[str, Any], Caller], PlanT]:
+        """Bind what planning knows to ``plan_chat`` or one of its kind."""
 
-        def make(body: dict[str, Any], caller: Caller) -> Plan:
-            made: Plan = plan(body, caller, self.planning, now=int(time.time()))
-            return made
+        def make(body: dict[str, Any], caller: Caller) -> PlanT:
+            return plan(body, caller, self.planning, now=int(time.time()))
 
         return make
 
@@ -137,6 +144,7 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
     route = partial(app.post, response_class=Response, tags=["generation"])
     chat = gateway.planner(plan_chat)
     completion = gateway.planner(plan_completion)
+    embedding = gateway.planner(plan_embeddings)
 
     @route(
         "/v1/chat/completions",
@@ -155,6 +163,15 @@ def _add_generation_routes(app: FastAPI, gateway: Gateway) -> None:
     )
     async def completions() -> Response:
         return GenerationExchange(completion, gateway.exchange)
+
+    @route(
+        "/v1/embeddings",
+        summary="Vectors of texts",
+        openapi_extra=openapi.body_of(EmbeddingRequest),
+        responses=openapi.replies_of(EmbeddingReply),
+    )
+    async def embeddings() -> Response:
+        return EmbeddingsExchange(embedding, gateway.exchange)
 
 
 def _add_tokenize_routes(app: FastAPI, gateway: Gateway) -> None:

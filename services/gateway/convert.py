@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.common.convert import (
     constraint_to_message,
     error_from_message,
+    pooling_to_message,
     sampling_to_message,
 )
 from services.common.errors import RequestFailed, SluicewayError
@@ -64,6 +65,7 @@ def request_to_message(
         tenant=request.tenant,
         bad_words=request.bad_words,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
+        pooling=pooling_to_message(request.pools),
     )
     if request.constraint is not None:
         message.constraint.CopyFrom(constraint_to_message(request.constraint))
@@ -174,6 +176,7 @@ def finish_from_message(message: tokenizer_pb2.Finish) -> Finish:
             output_tokens=message.usage.output_tokens,
         ),
         timings=_timings(message.life),
+        pooled=message.pooled,
     )
 
 

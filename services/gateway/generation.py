@@ -69,6 +69,7 @@ class GenerationRequest:
         tenant: Who asks, as a label; "" = nobody in particular.
         bad_words: Words that must not come out.
         truncate_prompt_tokens: Keep that many last tokens of the prompt; -1 = what fits.
+        pools: Not tokens are wanted but one vector of the prompt.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class GenerationRequest:
     bad_words: tuple[str, ...] = ()
     truncate_prompt_tokens: int | None = None
     trace: Trace | None = None
+    pools: bool = False
 
 
 # The values below are made once per token: not frozen, because a frozen dataclass costs
@@ -153,6 +155,7 @@ class Finish:
         stop_reason: The stop string or stop token id that ended it, or what else did; ``None`` for
             EOS and length.
         error: Why it failed; then ``reason`` is "error" or "abort".
+        pooled: The vector of a request that pools: float32, little-endian.
     """
 
     reason: str
@@ -160,6 +163,7 @@ class Finish:
     error: SluicewayError | None = None
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
+    pooled: bytes = b""
 
 
 @dataclass(slots=True)

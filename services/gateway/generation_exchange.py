@@ -24,6 +24,7 @@ from services.gateway.tokenizer_client import Generation
 from services.gateway.trace import trace_of
 
 Planner = Callable[[JsonObject, Caller], Plan]
+Respell = Callable[[InvalidRequest], InvalidRequest]
 TakeUpdate = Callable[[int, Update], Awaitable[None]]
 
 
@@ -58,7 +59,7 @@ class GenerationExchange(Exchange):
         """
         with (
             self.context.metrics.record(plan.requests, arrival=self._arrival) as record,
-            _in_client_words(plan),
+            in_client_words(plan.in_client_words),
         ):
             await self._generate(plan, record, stream)
 
@@ -118,7 +119,7 @@ class GenerationExchange(Exchange):
             self._account_for(prompt_index, update, record)
             await stream.write(plan.reply.events(prompt_index, update))
 
-        await _pump(generations, write)
+        await _pump_all(generations, write)
         await stream.end(plan.reply.last_events())
 
     async def _collect(
@@ -128,46 +129,54 @@ class GenerationExchange(Exchange):
             self._account_for(prompt_index, update, record)
             plan.reply.absorb(prompt_index, update)
 
-        await _pump(generations, keep)
+        await _pump_all(generations, keep)
         await send_json(plan.reply.whole(), send)
 
     def _account_for(self, prompt_index: int, update: Update, record: RequestRecord) -> None:
         """Enter an update into the metrics and into what the caller's key has used."""
         record.update(prompt_index, update, now=time.monotonic())
-        self.context.key_limits.charge(self._tenant, _num_tokens(update))
+        self.context.key_limits.charge(self._tenant, num_tokens(update))
 
 
-def _num_tokens(update: Update) -> int:
+def num_tokens(update: Update) -> int:
     """Tokens that an update tells of: the prompt's with the first one, then each choice's."""
     num_output = sum(len(choice.token_ids) for choice in update.choices)
     return len(update.prompt_ids or ()) + num_output
 
 
 @contextmanager
-def _in_client_words(plan: Plan) -> Iterator[None]:
+def in_client_words(respell: Respell) -> Iterator[None]:
     """Errors of the other services name fields as this client's body does.
 
     Those of a batch of prompts come as a group.
+
+    Args:
+        respell: Gives an error that names the field as the body does.
     """
     try:
         yield
     except* InvalidRequest as errors:
         error = first_of(errors)
         assert isinstance(error, InvalidRequest)
-        raise plan.in_client_words(error) from None
+        raise respell(error) from None
 
 
-async def _pump(generations: list[Generation], take: TakeUpdate) -> None:
+async def _pump_all(generations: list[Generation], take: TakeUpdate) -> None:
     """Hand every update of every generation on, those of one prompt in order."""
     if len(generations) == 1:
-        await _pump_one(0, generations[0], take)
+        await pump(0, generations[0], take)
         return
     async with asyncio.TaskGroup() as group:
         for index, generation in enumerate(generations):
-            group.create_task(_pump_one(index, generation, take))
+            group.create_task(pump(index, generation, take))
 
 
-async def _pump_one(prompt_index: int, generation: Generation, take: TakeUpdate) -> None:
+async def pump(prompt_index: int, generation: Generation, take: TakeUpdate) -> None:
+    """Hand every update of a generation on.
+
+    Raises:
+        SluicewayError: A choice failed, or the generation was lost.
+    """
     update: Update | None = generation.first
     while update is not None:
         _raise_failure(update)

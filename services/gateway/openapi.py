@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.gateway.openai.chunks import ChatCompletionChunk, CompletionChunk
+from services.gateway.openai.embeddings import EmbeddingRequest
 from services.gateway.openai.examples import EXAMPLES
 from services.gateway.openai.replies import ErrorReply
 from services.gateway.openai.responses.replies import ResponseEvent
@@ -25,6 +26,7 @@ _REF = "#/components/schemas/"
 _BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
     CompletionRequest,
+    EmbeddingRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ResponseRequest,

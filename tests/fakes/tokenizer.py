@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import re
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Script:
         cached_tokens: As told in usage.
         logprob: Of every token.
         skips_token: The second delta's offset is wrong.
+        gives_vectors: Whether requests that pool get theirs.
     """
 
     tokens: Sequence[str | bytes] = ("Hello", ",", " world", "!")
@@ -62,6 +64,7 @@ class Script:
     cached_tokens: int = 0
     logprob: float = -0.5
     skips_token: bool = False
+    gives_vectors: bool = True
 
 
 @dataclass
@@ -230,6 +233,9 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
             return
         if script.gate is not None:
             await script.gate.wait()
+        if request.pooling:
+            yield performance.vector()
+            return
         for number, delta in enumerate(performance.deltas(), start=1):
             yield delta
             if number == script.breaks_after:
@@ -330,6 +336,16 @@ class Performance:
 
     def _refusal(self, error: SluicewayError) -> tokenizer_pb2.TextDelta:
         finish = tokenizer_pb2.Finish(reason=pb.FINISH_REASON_ERROR, error=_detail(error))
+        return tokenizer_pb2.TextDelta(choices=[tokenizer_pb2.ChoiceDelta(index=0, finish=finish)])
+
+    def vector(self) -> tokenizer_pb2.TextDelta:
+        """The end of a request that pools: its vector is (sum of the prompt's ids, 3, 4)."""
+        finish = self._finish(0)
+        if not finish.HasField("error"):
+            finish.reason = pb.FINISH_REASON_STOP
+            finish.usage.output_tokens = 0
+            if self._script.gives_vectors:
+                finish.pooled = struct.pack("<3f", sum(self._prompt_ids), 3.0, 4.0)
         return tokenizer_pb2.TextDelta(choices=[tokenizer_pb2.ChoiceDelta(index=0, finish=finish)])
 
     def deltas(self) -> list[tokenizer_pb2.TextDelta]:

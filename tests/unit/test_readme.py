@@ -7,18 +7,23 @@ import subprocess
 from pathlib import Path, PurePosixPath
 
 import pytest
+from openai.types import EmbeddingCreateParams
 from starlette.routing import Route
 
 from services.cli import main
+from services.common.errors import InvalidRequest
 from services.gateway.admission import Admission
 from services.gateway.auth import OPEN_PATHS
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet import Fleet
+from services.gateway.openai.embeddings import EmbeddingRequest, plan_embeddings
+from services.gateway.openai.plan import Caller
 from services.gateway.response_jobs import ResponseJobs
 from services.gateway.server import assemble
 from services.gateway.tokenizer_client import TokenizerClient
 from services.launcher.settings import SERVICES, config_class
-from tests.unit.gateway.desk import response_store
+from tests.fakes.tokenizer import MODEL
+from tests.unit.gateway.desk import planning, response_store
 from tests.unit.gateway.field_status import BODIES, known_fields, status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,6 +161,27 @@ def test_the_table_of_fields_says_what_becomes_of_each_and_leaves_none_out() -> 
         name: tuple(status(route, name).value for route in BODIES)
         for name in known_fields().union(told)
     }
+
+
+def test_the_table_of_embeddings_says_what_becomes_of_each_field() -> None:
+    told = {
+        name: state for state, cell in table("| embeddings | fields |") for name in names_in(cell)
+    }
+    assert told == {name: embedding_status(name) for name in told} | {
+        name: embedding_status(name)
+        for name in (*EmbeddingRequest.model_fields, *EmbeddingCreateParams.__annotations__)
+    }
+
+
+def embedding_status(name: str) -> str:
+    """What becomes of a field of an embeddings body."""
+    if name in EmbeddingRequest.model_fields:
+        description = EmbeddingRequest.model_fields[name].description or ""
+        return "accepted" if description.startswith("Accepted") else "works"
+    body = {"model": MODEL, "input": "x", name: "no value that means anything"}
+    with pytest.raises(InvalidRequest, match=f"{name} is not supported here"):
+        plan_embeddings(body, Caller(), planning(), now=0)
+    return "refused"
 
 
 def code() -> list[str]:

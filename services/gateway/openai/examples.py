@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from services.gateway.openai.chunks import ChatCompletionChunk, CompletionChunk
+from services.gateway.openai.embeddings import EmbeddingReply
 from services.gateway.openai.render import RenderReply
 from services.gateway.openai.replies import (
     CacheResetReply,
@@ -184,6 +185,15 @@ EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
         "has_more": False,
     },
     DeletedResponse: {"id": _RESPONSE_ID, "object": "response", "deleted": True},
+    EmbeddingReply: {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [0.6, -0.8, 0.0]},
+            {"object": "embedding", "index": 1, "embedding": [0.0, 0.8, -0.6]},
+        ],
+        "model": "smollm2",
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    },
     RenderReply: {
         "model": "smollm2",
         "prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
@@ -75,10 +76,20 @@ class Plan:
 
     def in_client_words(self, error: InvalidRequest) -> InvalidRequest:
         """An error from down the line that names the field as the client spelled it."""
-        spelling = self.spellings.get(error.param or "")
-        if spelling is None:
-            return error
-        return type(error)(f"{spelling}: {error.message}", param=spelling, code=error.code)
+        return respelled(error, self.spellings)
+
+
+def respelled(error: InvalidRequest, spellings: Mapping[str, str]) -> InvalidRequest:
+    """An error from down the line that names the field as the client spelled it.
+
+    Args:
+        error: As it came.
+        spellings: See ``Plan``.
+    """
+    spelling = spellings.get(error.param or "")
+    if spelling is None:
+        return error
+    return type(error)(f"{spelling}: {error.message}", param=spelling, code=error.code)
 
 
 def draw_seed() -> int:
@@ -110,10 +121,35 @@ def check_common(
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+    check_queueing(body)
+    return info
+
+
+class QueueingBody(Protocol):
+    """The fields of a body that say how its prompts are cut, shared and put in order."""
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Only requests with the same salt share cached prompts."""
+
+    @property
+    def priority(self) -> int | None:
+        """Lower runs first."""
+
+    @property
+    def truncate_prompt_tokens(self) -> int | None:
+        """Tokens of a prompt that are kept."""
+
+
+def check_queueing(body: QueueingBody) -> None:
+    """Check the ranges of these fields.
+
+    Raises:
+        InvalidRequest: Names the field.
+    """
     _check_salt(body.cache_salt)
     _check_int32("priority", body.priority)
     _check_truncation(body.truncate_prompt_tokens)
-    return info
 
 
 def _check_salt(salt: str | None) -> None:

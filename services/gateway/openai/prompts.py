@@ -1,4 +1,4 @@
-"""The ``prompt`` of a completions request: text, token ids, or a list of either."""
+"""The prompts of a completions or embeddings request: text, token ids, or a list of either."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_IDS = 1 << 20
 
 
 def parse_prompts(
-    prompt: object, *, vocab_size: int, max_prompts: int
+    prompt: object, *, vocab_size: int, max_prompts: int, name: str = "prompt"
 ) -> list[TextPrompt | IdsPrompt]:
     """The prompts of a request.
 
@@ -20,25 +20,26 @@ def parse_prompts(
         prompt: As it came.
         vocab_size: Of the model; 0 = not known.
         max_prompts: Most prompts of a request.
+        name: The field that they came in.
 
     Raises:
         InvalidRequest: Of another type, empty, too many, or with ids that the model does not have.
     """
     if isinstance(prompt, str):
-        return [_text(prompt, "prompt")]
+        return [_text(prompt, name)]
     if not isinstance(prompt, list):
         raise InvalidRequest(
-            "prompt must be text, a list of token ids, or a list of either", param="prompt"
+            f"{name} must be text, a list of token ids, or a list of either", param=name
         )
     if not prompt:
-        raise InvalidRequest("prompt must not be empty", param="prompt")
+        raise InvalidRequest(f"{name} must not be empty", param=name)
     if type(prompt[0]) is int:
-        return [token_ids(prompt, "prompt", vocab_size=vocab_size)]
+        return [token_ids(prompt, name, vocab_size=vocab_size)]
     if len(prompt) > max_prompts:
         raise InvalidRequest(
-            f"prompt has {len(prompt)} entries; at most {max_prompts} are allowed", param="prompt"
+            f"{name} has {len(prompt)} entries; at most {max_prompts} are allowed", param=name
         )
-    return [_one(part, f"prompt[{index}]", vocab_size) for index, part in enumerate(prompt)]
+    return [_one(part, f"{name}[{index}]", vocab_size) for index, part in enumerate(prompt)]
 
 
 def _one(part: object, where: str, vocab_size: int) -> TextPrompt | IdsPrompt:

@@ -56,7 +56,7 @@ _TOOL_CHOICE_SCHEMA: JsonDict = {
         {"type": "null"},
     ]
 }
-_PROMPT_SCHEMA = {
+PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}, "minItems": 1},
@@ -390,7 +390,7 @@ class CompletionRequest(GenerationBody):
         json_schema_extra={"examples": [_COMPLETION_EXAMPLE]},
     )
 
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)] = Field(
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = Field(
         description="Text, token ids, or a list of either."
     )
     echo: bool | None = Field(None, description="Put the prompt in front of the answer.")

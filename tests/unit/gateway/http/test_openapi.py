@@ -41,7 +41,8 @@ async def test_every_route_has_its_body_and_its_replies(front: Front) -> None:
 
 async def test_every_field_of_a_body_is_described(front: Front) -> None:
     schemas = (await document(front))["components"]["schemas"]
-    for name in ("ChatCompletionRequest", "CompletionRequest", "ResponseRequest"):
+    names = ("ChatCompletionRequest", "CompletionRequest", "ResponseRequest", "EmbeddingRequest")
+    for name in names:
         assert schemas[name]["examples"]
         for field, schema in schemas[name]["properties"].items():
             assert schema.get("description"), f"{name}.{field}"
