@@ -22,7 +22,7 @@ class LLMOptions:
 
     dtype: str = "auto"
     device: str = "auto"
-    attention_backend: str = "torch_sdpa"
+    attention_backend: str = "auto"
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None

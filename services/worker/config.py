@@ -47,7 +47,9 @@ class WorkerConfig(ServiceConfig):
         "auto", description="Where the model runs; auto = CUDA where there is one, else the CPU."
     )
     attention_backend: str = Field(
-        "torch_sdpa", description="Name of a file in services/worker/attention."
+        "auto",
+        description="Name of a file in services/worker/attention; auto = native_cpu where the "
+        "native library is, else torch_sdpa.",
     )
     num_threads: int | None = Field(
         None,

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from services.common.errors import ConfigError
 from services.common.plugins import load_plugin, plugin_names
+from services.worker.attention._auto import resolve_backend
 from services.worker.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
 from services.worker.kv_cache.allocation import allocate
 from services.worker.kv_cache.spec import KvCacheSpec
+from services.worker.native.isa import LEVELS, IsaSetting, best_level, machine_flags
+from services.worker.native.library import load_library
 
 PACKAGE = "services.worker.attention"
 CPU = torch.device("cpu")
+LEVELS_HERE = [isa.name for isa in LEVELS[: best_level(machine_flags()) + 1]]
 
 # (query length, context length with it) of each request.
 MIXES: dict[str, list[tuple[int, int]]] = {
@@ -123,9 +127,12 @@ def make_case(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    isa: IsaSetting = "auto",
 ) -> Case:
     """Contexts in scattered blocks; the new tokens' keys and values are not in the cache yet."""
-    spec = AttentionSpec(num_heads, num_kv_heads, head_size, block_size, dtype, CPU)
+    spec = AttentionSpec(
+        num_heads, num_kv_heads, head_size, block_size, dtype, CPU, load_library(isa)
+    )
     num_blocks = [-(-seq_len // block_size) for _, seq_len in mix]
     free = list(range(1, sum(num_blocks) + 4))
     random.Random(seed).shuffle(free)
@@ -303,6 +310,96 @@ def test_layers_with_unlike_windows_share_a_step(name: str) -> None:
         )
         expected = case.expected(window=window)
         torch.testing.assert_close(actual.double(), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("isa", LEVELS_HERE)
+class TestNativeLevels:
+    """The native backend at each instruction set level that this machine has."""
+
+    @pytest.mark.parametrize("head_size", [8, 16, 32, 48, 64, 80, 112, 128, 192, 256])
+    def test_any_head_size(self, isa: IsaSetting, dtype: torch.dtype, head_size: int) -> None:
+        for block_size, window in ((16, None), (5, 33)):
+            case = make_case(
+                MIXES["chunks and decodes"],
+                head_size=head_size,
+                block_size=block_size,
+                dtype=dtype,
+                isa=isa,
+            )
+            assert_attends("native_cpu", case, window=window, scale=head_size**-0.5)
+
+    @pytest.mark.parametrize("window", [None, 100, 700])
+    @pytest.mark.parametrize("block_size", [16, 24, 128])
+    def test_long_contexts_in_parts_over_threads(
+        self, isa: IsaSetting, dtype: torch.dtype, block_size: int, window: int | None
+    ) -> None:
+        mix = [(1, 1700), (130, 1100), (1, 512), (3, 515), (2, 1025), (40, 600), (1, 513)]
+        case = make_case(
+            mix, num_heads=6, num_kv_heads=2, block_size=block_size, dtype=dtype, isa=isa
+        )
+        assert_attends("native_cpu", case, window=window)
+
+    @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (32, 1), (7, 7)])
+    def test_any_group_and_scores_of_any_size(
+        self, isa: IsaSetting, dtype: torch.dtype, num_heads: int, num_kv_heads: int
+    ) -> None:
+        case = make_case(
+            MIXES["chunks and decodes"],
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=32,
+            dtype=dtype,
+            isa=isa,
+        )
+        for scale in (1e-3, 0.2, 4.0):
+            assert_attends("native_cpu", case, scale=scale)
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("isa", LEVELS_HERE)
+def test_float32_natively_is_bitwise_the_same_alone_in_a_mix_and_in_chunks(
+    isa: IsaSetting, window: int | None
+) -> None:
+    """What a token gives depends on its own sequence only."""
+    whole = make_case([(700, 700)], num_heads=6, isa=isa)
+    expected = whole.attend(build("native_cpu", whole), window=window)
+    mix = [(1, 40), (1, 700), (57, 80), (5, 699), (33, 690)]
+    mixed = make_case(mix, num_heads=6, isa=isa, seed=1)
+    slots = mixed.kv_cache.flatten(1, 2)
+    start = 0
+    for row, (query_len, seq_len) in enumerate(mix):
+        if seq_len > 600:  # these are parts of the one whole prompt
+            tokens = slice(seq_len - query_len, seq_len)
+            mixed.query[start : start + query_len] = whole.query[tokens]
+            mixed.key[start : start + query_len] = whole.key[tokens]
+            mixed.value[start : start + query_len] = whole.value[tokens]
+            for position in range(seq_len - query_len):
+                slots[0, mixed.slot(row, position)] = whole.keys[0][position]
+                slots[1, mixed.slot(row, position)] = whole.values[0][position]
+        start += query_len
+    actual = mixed.attend(build("native_cpu", mixed), window=window)
+    start = 0
+    for query_len, seq_len in mix:
+        if seq_len > 600:
+            assert torch.equal(
+                actual[start : start + query_len], expected[seq_len - query_len : seq_len]
+            )
+        start += query_len
+
+
+def test_auto_is_native_where_it_can_be() -> None:
+    spec = make_case(MIXES["one decode"]).spec
+    assert resolve_backend("auto", spec) == "native_cpu"
+    assert resolve_backend("torch_sdpa", spec) == "torch_sdpa"
+    assert resolve_backend("auto", replace(spec, library=None)) == "torch_sdpa"
+    assert resolve_backend("auto", replace(spec, dtype=torch.float16)) == "torch_sdpa"
+
+
+def test_native_attention_without_the_library_is_refused() -> None:
+    spec = replace(make_case(MIXES["one decode"]).spec, library=None)
+    with pytest.raises(ConfigError, match="no native library"):
+        load_plugin(PACKAGE, "native_cpu", what="attention backend").build(spec)
 
 
 def test_query_heads_that_kv_heads_do_not_divide_are_refused(name: str) -> None:

@@ -20,6 +20,8 @@ from typing import Protocol
 
 import torch
 
+from services.worker.native.library import Library
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -32,6 +34,7 @@ class AttentionSpec:
         block_size: Tokens of one KV block.
         dtype: Of queries, keys, values and the cache.
         device: Where all tensors live.
+        library: Native CPU kernels, where there are any.
     """
 
     num_heads: int
@@ -40,6 +43,7 @@ class AttentionSpec:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    library: Library | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import torch
 from services.common.fingerprint import eos_token_ids
 from services.common.plugins import load_plugin
 from services.common.telemetry import get_logger
+from services.worker.attention._auto import resolve_backend
 from services.worker.attention.base import AttentionBackend, AttentionSpec
 from services.worker.layers.linear_kernel import linear_kernel_for
 from services.worker.loader.checkpoint import Checkpoint
@@ -82,7 +83,7 @@ def load_model(
         model_dir: Holds config.json and safetensors, one file or shards.
         dtype: "auto" (the checkpoint's), "bfloat16" or "float32".
         device: Where it shall run.
-        attention_backend: Name of a file in ``services/worker/attention``.
+        attention_backend: Name of a file in ``services/worker/attention``, or "auto".
         block_size: Tokens of one KV block.
         report: Called with (bytes loaded, bytes in all) as loading goes on.
         library: Native CPU kernels; ``None`` = torch computes all.
@@ -97,8 +98,18 @@ def load_model(
     checkpoint = Checkpoint.open(model_dir)
     torch_dtype = resolve_dtype(dtype, checkpoint=_stored_dtype(raw, checkpoint), device=device)
     _warn_of_unread(raw)
-    attention = _build_attention(
-        attention_backend, config, block_size=block_size, dtype=torch_dtype, device=device
+    spec = AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        block_size=block_size,
+        dtype=torch_dtype,
+        device=device,
+        library=library,
+    )
+    backend = resolve_backend(attention_backend, spec)
+    attention: AttentionBackend = load_plugin(_ATTENTION, backend, what="attention backend").build(
+        spec
     )
     model: CausalLM = family.build(config, dtype=torch_dtype, device=device)
     fill_slots(
@@ -110,6 +121,7 @@ def load_model(
         model_type=config.model_type,
         dtype=str(torch_dtype),
         size_bytes=checkpoint.size_bytes,
+        attention_backend=backend,
         linear_kernel=linear_kernel_for(torch_dtype, device).name,
     )
     return LoadedModel(
@@ -140,21 +152,6 @@ def _stored_dtype(raw: HfConfig, checkpoint: Checkpoint) -> torch.dtype:
     """What config.json names (``torch_dtype`` before transformers 5), else the tensors' own."""
     name = raw.text("dtype", raw.text("torch_dtype", ""))
     return named_dtype(name) if name else checkpoint.dtype
-
-
-def _build_attention(
-    name: str, config: ModelConfig, *, block_size: int, dtype: torch.dtype, device: torch.device
-) -> AttentionBackend:
-    spec = AttentionSpec(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
-        block_size=block_size,
-        dtype=dtype,
-        device=device,
-    )
-    backend: AttentionBackend = load_plugin(_ATTENTION, name, what="attention backend").build(spec)
-    return backend
 
 
 def _warn_of_unread(raw: HfConfig) -> None:

@@ -100,10 +100,11 @@ def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
             _start([compiler, *compile_flags, "-c", str(source), "-o", str(target)])
             for source, target in zip(sources, objects, strict=True)
         ]
-        for process in running:
-            _finish(process)
+        outputs = [_finish(process) for process in running]
+        for output in outputs:
+            _require(output)
         made = Path(work, library.name)
-        _finish(_start([compiler, *flags, *map(str, objects), "-o", str(made)]))
+        _require(_finish(_start([compiler, *flags, *map(str, objects), "-o", str(made)])))
         made.rename(library)
 
 
@@ -117,7 +118,12 @@ def _start(command: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def _finish(process: subprocess.Popen[str]) -> None:
+def _finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     output, _ = process.communicate(timeout=TIMEOUT_S)
-    if process.returncode != 0:
-        raise BuildError(f"the C++ compiler failed: {output[-2000:].strip() or process.returncode}")
+    return process.returncode, output
+
+
+def _require(result: tuple[int, str]) -> None:
+    code, output = result
+    if code != 0:
+        raise BuildError(f"the C++ compiler failed: {output[-2000:].strip() or code}")

@@ -1,0 +1,447 @@
+// Planning, splitting and merging of attention, and the kernel for every level and dtype.
+//
+// The float32 kernel computes a row by itself: what a row gives depends on its query, its keys and
+// their positions only, bit for bit, whatever else is in the batch and whether it comes as a decode
+// or inside a prompt. Hence the fixed boundaries: keys go in chunks of kChunk and in parts of kPart,
+// counted from position 0, and parts are merged in order.
+#include "attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "pool.h"
+#include "vec.h"
+
+namespace sl {
+namespace {
+
+constexpr int kChunk = 64;       // keys of one softmax update
+constexpr int kPart = 512;       // keys after which the state starts anew
+constexpr int kRowsOfBlock = 96; // rows that share what is loaded of the cache
+constexpr int kRowsSplit = 16;   // blocks of at most so many rows are split by parts over threads
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+struct FreeDeleter {
+    void operator()(void* p) const { std::free(p); }
+};
+
+float exp_of(float x) { return vexp(splat(x))[0]; }
+
+// ---- the kernel ----
+
+// Lane j of the results: bit S of j tells whether it comes from the first or the second operand.
+template <int S>
+inline void exchange(vf& a, vf& b) {
+    vi low, high;
+    for (int j = 0; j < VF; ++j) {
+        low[j] = j & S ? VF + j - S : j;
+        high[j] = j & S ? VF + j : j + S;
+    }
+    const vf first = __builtin_shuffle(a, b, low);
+    b = __builtin_shuffle(a, b, high);
+    a = first;
+}
+
+template <int S>
+inline void transpose_stage(vf* rows) {
+    if constexpr (S > 0) {
+        for (int i = 0; i < VF; ++i) {
+            if (!(i & S)) exchange<S>(rows[i], rows[i + S]);
+        }
+        transpose_stage<S / 2>(rows);
+    }
+}
+
+// VF rows of VF floats, turned in place.
+inline void transpose(vf* rows) { transpose_stage<VF / 2>(rows); }
+
+// A chunk of the cache as float32: keys turned to [size][kChunk], values [kChunk][size], where size
+// is head_size rounded up to whole vectors.
+struct Chunk {
+    float* keys;
+    float* values;
+    int size;
+};
+
+template <class T>
+void load_chunk(const Attention& a, const AttentionBlock& b, int first, int count, Chunk& chunk) {
+    const T* keys = static_cast<const T*>(a.keys);
+    const T* values = static_cast<const T*>(a.values);
+    const int size = chunk.size;
+    for (int group = 0; group < kChunk && group < (count + VF - 1) / VF * VF; group += VF) {
+        int64_t offsets[VF];
+        const int num = std::min(VF, count - group);
+        for (int i = 0; i < num; ++i) {
+            offsets[i] = cache_offset(a, b.request, b.kv_head, first + group + i);
+        }
+        for (int d = 0; d < size; d += VF) {
+            const int part = std::min(VF, a.head_size - d);
+            vf rows[VF] = {};
+            for (int i = 0; i < num; ++i) {
+                rows[i] = load_part(keys + offsets[i] + d, part);
+                store(chunk.values + (group + i) * size + d, load_part(values + offsets[i] + d, part));
+            }
+            transpose(rows);
+            for (int i = 0; i < VF; ++i) store(chunk.keys + (d + i) * kChunk + group, rows[i]);
+        }
+    }
+}
+
+// scores[row][kChunk] = queries[row] · keys, for N rows side by side.
+template <int N>
+void score_rows(const float* queries, const Chunk& chunk, int num_dims, float* scores) {
+    constexpr int kWide = 4;  // vectors of keys held at a time
+    for (int column = 0; column < kChunk; column += kWide * VF) {
+        vf sums[N][kWide] = {};
+        for (int d = 0; d < num_dims; ++d) {
+            vf keys[kWide];
+            for (int v = 0; v < kWide; ++v) keys[v] = load(chunk.keys + d * kChunk + column + v * VF);
+            for (int row = 0; row < N; ++row) {
+                const vf query = splat(queries[row * chunk.size + d]);
+                for (int v = 0; v < kWide; ++v) sums[row][v] += query * keys[v];
+            }
+        }
+        for (int row = 0; row < N; ++row) {
+            for (int v = 0; v < kWide; ++v) store(scores + row * kChunk + column + v * VF, sums[row][v]);
+        }
+    }
+}
+
+// values[row] = values[row] * decay[row] + sum of weights[row][key] * chunk.values[key], the keys
+// from `begin` to `count`.
+template <int N>
+void add_values(
+    const float* weights, const float* decay, const Chunk& chunk, int begin, int count, float* values) {
+    constexpr int kWide = VF == 16 ? 4 : 2;  // vectors of a value held at a time
+    const int size = chunk.size;
+    for (int d = 0; d < size; d += kWide * VF) {
+        const int wide = std::min(kWide, (size - d) / VF);
+        vf sums[N][kWide];
+        for (int row = 0; row < N; ++row) {
+            for (int v = 0; v < wide; ++v) sums[row][v] = load(values + row * size + d + v * VF) * decay[row];
+        }
+        const auto add = [&](auto num_vectors) {
+            for (int key = begin; key < count; ++key) {
+                for (int row = 0; row < N; ++row) {
+                    const vf weight = splat(weights[row * kChunk + key]);
+                    for (int v = 0; v < num_vectors; ++v) {
+                        sums[row][v] += weight * load(chunk.values + key * size + d + v * VF);
+                    }
+                }
+            }
+        };
+        switch (wide) {
+            case 4: add(std::integral_constant<int, 4>{}); break;
+            case 3: add(std::integral_constant<int, 3>{}); break;
+            case 2: add(std::integral_constant<int, 2>{}); break;
+            default: add(std::integral_constant<int, 1>{});
+        }
+        for (int row = 0; row < N; ++row) {
+            for (int v = 0; v < wide; ++v) store(values + row * size + d + v * VF, sums[row][v]);
+        }
+    }
+}
+
+// From scores to weights in place. [first, last) is what the row sees of the chunk. Returns by how
+// much the state so far shrinks.
+inline float soften(float* scores, int first, int last, float scale, float& greatest, float& sum) {
+    constexpr int kVectors = kChunk / VF;
+    vf most = splat(kNothing);
+    vi lanes;
+    for (int i = 0; i < VF; ++i) lanes[i] = i;
+    for (int v = 0; v < kVectors; ++v) {
+        const vi key = lanes + v * VF;
+        const vf score = load(scores + v * VF) * scale;
+        const vf seen = (key >= first) & (key < last) ? score : splat(kNothing);
+        store(scores + v * VF, seen);
+        most = vmax(most, seen);
+    }
+    const float before = greatest;
+    greatest = std::max(before, hmax(most));
+    vf sums{};
+    for (int v = 0; v < kVectors; ++v) {
+        const vf weight = vexp(load(scores + v * VF) - greatest);
+        store(scores + v * VF, weight);
+        sums += weight;
+    }
+    const float decay = exp_of(before - greatest);
+    sum = sum * decay + hsum(sums);
+    return decay;
+}
+
+// A state that has seen nothing.
+void clear(const AttentionState& state, int rows, int size) {
+    std::fill_n(state.greatest, rows, kNothing);
+    std::fill_n(state.sum, rows, 0.0f);
+    std::fill_n(state.values, static_cast<int64_t>(rows) * size, 0.0f);
+}
+
+// Adds what `part` has seen to `state`.
+void merge(const AttentionState& state, const AttentionState& part, int rows, int size) {
+    for (int row = 0; row < rows; ++row) {
+        if (part.greatest[row] == kNothing) continue;
+        const float greatest = std::max(state.greatest[row], part.greatest[row]);
+        const float old_share = exp_of(state.greatest[row] - greatest);
+        const float new_share = exp_of(part.greatest[row] - greatest);
+        float* values = state.values + static_cast<int64_t>(row) * size;
+        const float* added = part.values + static_cast<int64_t>(row) * size;
+        for (int d = 0; d < size; ++d) values[d] = values[d] * old_share + added[d] * new_share;
+        state.sum[row] = state.sum[row] * old_share + part.sum[row] * new_share;
+        state.greatest[row] = greatest;
+    }
+}
+
+template <int N, class T>
+void attend_rows(const Attention& a, const AttentionBlock& b, int first_row, int first_key, int count,
+                 const float* queries, const Chunk& chunk, const AttentionState& state) {
+    const int group = a.num_heads / a.num_kv_heads;
+    alignas(64) float weights[N * kChunk];
+    float decay[N];
+    score_rows<N>(queries + first_row * chunk.size, chunk, a.head_size, weights);
+    for (int i = 0; i < N; ++i) {
+        const int row = first_row + i;
+        const int position = position_of(a, b.request, b.first_query + row / group);
+        const int first = std::max(first_visible(a, position) - first_key, 0);
+        const int last = std::min(position + 1 - first_key, count);
+        if (first >= last) {
+            std::fill_n(weights + i * kChunk, kChunk, 0.0f);
+            decay[i] = 1.0f;
+            continue;
+        }
+        decay[i] = soften(weights + i * kChunk, first, last, a.scale, state.greatest[row], state.sum[row]);
+    }
+    add_values<N>(weights, decay, chunk, std::max(b.first_key - first_key, 0), count, state.values + first_row * chunk.size);
+}
+
+// Computes the state of a block's rows over keys [first, last) of one part.
+template <class T>
+void attend_part(const Attention& a, const AttentionBlock& b, int first, int last, const float* queries,
+                 Chunk& chunk, const AttentionState& state) {
+    const int rows = (b.last_query - b.first_query) * (a.num_heads / a.num_kv_heads);
+    clear(state, rows, chunk.size);
+    for (int key = first / kChunk * kChunk; key < last; key += kChunk) {
+        const int count = std::min(kChunk, last - key);
+        load_chunk<T>(a, b, key, count, chunk);
+        int row = 0;
+        for (; row + 4 <= rows; row += 4) {
+            attend_rows<4, T>(a, b, row, key, count, queries, chunk, state);
+        }
+        switch (rows - row) {
+            case 3: attend_rows<3, T>(a, b, row, key, count, queries, chunk, state); break;
+            case 2: attend_rows<2, T>(a, b, row, key, count, queries, chunk, state); break;
+            case 1: attend_rows<1, T>(a, b, row, key, count, queries, chunk, state); break;
+            default: break;
+        }
+    }
+}
+
+int padded_size(const Attention& a) { return (a.head_size + VF - 1) / VF * VF; }
+
+template <class T>
+void attend_block(const Attention& a, const AttentionBlock& b, const AttentionState& state) {
+    const int group = a.num_heads / a.num_kv_heads;
+    const int rows = (b.last_query - b.first_query) * group;
+    const int size = padded_size(a);
+    Chunk chunk;
+    chunk.size = size;
+    chunk.keys = static_cast<float*>(thread_scratch(0, int64_t{2} * size * kChunk * 4));
+    chunk.values = chunk.keys + size * kChunk;
+    float* queries = static_cast<float*>(thread_scratch(1, int64_t{rows} * (2 * size + 2) * 4 + 64));
+    const AttentionState part{queries + int64_t{rows} * 2 * size, queries + int64_t{rows} * (2 * size + 1),
+                              queries + int64_t{rows} * size};
+    const int64_t first_token = a.query_start_loc[b.request] + b.first_query;
+    for (int row = 0; row < rows; ++row) {
+        const T* query = static_cast<const T*>(a.query) + (first_token + row / group) * a.query_stride +
+                         (b.kv_head * group + row % group) * a.head_size;
+        for (int d = 0; d < size; ++d) {
+            queries[row * size + d] = d < a.head_size ? to_float(query[d]) : 0.0f;
+        }
+    }
+    clear(state, rows, size);
+    for (int key = b.first_key; key < b.last_key; key = (key / kPart + 1) * kPart) {
+        const int last = std::min(b.last_key, (key / kPart + 1) * kPart);
+        attend_part<T>(a, b, key, last, queries, chunk, part);
+        merge(state, part, rows, size);
+    }
+}
+
+// ---- the plan ----
+
+// Blocks that lie side by side in `Plan::blocks` and whose states are merged by whoever ends last.
+struct Split {
+    int32_t first_block;
+    int32_t num_blocks;
+};
+
+struct Plan {
+    std::vector<AttentionBlock> blocks;
+    std::vector<int32_t> split_of;  // per block; -1 = whole
+    std::vector<Split> splits;
+    std::vector<float> partial;  // states of split blocks, kRowsSplit rows each
+    std::unique_ptr<std::atomic<int32_t>[]> num_left;
+    size_t num_left_capacity = 0;
+};
+
+void add_request(const Attention& a, int32_t request, Plan& plan) {
+    const int group = a.num_heads / a.num_kv_heads;
+    const int queries = query_length(a, request);
+    const int per_block = std::max(kRowsOfBlock / group, 1);
+    // The last queries see most: begun first, they do not end alone.
+    for (int last = queries; last > 0; last -= std::min(per_block, last)) {
+        const int first = std::max(last - per_block, 0);
+        const int last_key = position_of(a, request, last - 1) + 1;
+        const int first_key = first_visible(a, position_of(a, request, first));
+        const bool is_split = (last - first) * group <= kRowsSplit && last_key - first_key > kPart;
+        for (int head = 0; head < a.num_kv_heads; ++head) {
+            if (!is_split) {
+                plan.blocks.push_back({request, head, first, last, first_key, last_key});
+                plan.split_of.push_back(-1);
+                continue;
+            }
+            Split split{static_cast<int32_t>(plan.blocks.size()), 0};
+            for (int key = first_key; key < last_key; key = (key / kPart + 1) * kPart) {
+                const int end = std::min(last_key, (key / kPart + 1) * kPart);
+                plan.blocks.push_back({request, head, first, last, key, end});
+                plan.split_of.push_back(static_cast<int32_t>(plan.splits.size()));
+                ++split.num_blocks;
+            }
+            plan.splits.push_back(split);
+        }
+    }
+}
+
+void make_plan(const Attention& a, Plan& plan) {
+    plan.blocks.clear();
+    plan.split_of.clear();
+    plan.splits.clear();
+    for (int32_t request = 0; request < a.num_reqs; ++request) add_request(a, request, plan);
+    if (plan.splits.size() > plan.num_left_capacity) {
+        plan.num_left_capacity = plan.splits.size() * 2;
+        plan.num_left = std::make_unique<std::atomic<int32_t>[]>(plan.num_left_capacity);
+    }
+    for (size_t i = 0; i < plan.splits.size(); ++i) plan.num_left[i] = plan.splits[i].num_blocks;
+    if (!plan.splits.empty()) {
+        plan.partial.resize(plan.blocks.size() * kRowsSplit * (padded_size(a) + 2));
+    }
+}
+
+AttentionState partial_state(const Attention& a, Plan& plan, int64_t block) {
+    float* base = plan.partial.data() + block * kRowsSplit * (padded_size(a) + 2);
+    return {base, base + kRowsSplit, base + 2 * kRowsSplit};
+}
+
+template <class T>
+void write_out(const Attention& a, const AttentionBlock& b, const AttentionState& state) {
+    const int group = a.num_heads / a.num_kv_heads;
+    const int rows = (b.last_query - b.first_query) * group;
+    const int size = padded_size(a);
+    const int64_t first_token = a.query_start_loc[b.request] + b.first_query;
+    for (int row = 0; row < rows; ++row) {
+        T* out = static_cast<T*>(a.out) + (first_token + row / group) * a.out_stride +
+                 (b.kv_head * group + row % group) * a.head_size;
+        const float inverse = 1.0f / state.sum[row];
+        for (int d = 0; d < size; d += VF) {
+            const vf value = load(state.values + row * size + d) * inverse;
+            store_part(out + d, value, std::min(VF, a.head_size - d));
+        }
+    }
+}
+
+template <class T>
+void compute_block(const Attention& a, const AttentionBlock& b, const AttentionState& state) {
+    if (amx_can_attend(a)) {
+        amx_attend_block(a, b, state);
+    } else {
+        attend_block<T>(a, b, state);
+    }
+}
+
+template <class T>
+void run_block(const Attention& a, Plan& plan, int64_t index) {
+    const AttentionBlock& block = plan.blocks[index];
+    const int split_index = plan.split_of[index];
+    if (split_index < 0) {
+        const int rows = (block.last_query - block.first_query) * (a.num_heads / a.num_kv_heads);
+        const int size = padded_size(a);
+        float* memory = static_cast<float*>(thread_scratch(2, int64_t{rows} * (size + 2) * 4 + 64));
+        const AttentionState state{memory + int64_t{rows} * size, memory + int64_t{rows} * (size + 1), memory};
+        compute_block<T>(a, block, state);
+        write_out<T>(a, block, state);
+        return;
+    }
+    compute_block<T>(a, block, partial_state(a, plan, index));
+    if (plan.num_left[split_index].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    const Split& split = plan.splits[split_index];
+    const int rows = (block.last_query - block.first_query) * (a.num_heads / a.num_kv_heads);
+    const AttentionState whole = partial_state(a, plan, split.first_block);
+    for (int i = 1; i < split.num_blocks; ++i) {
+        merge(whole, partial_state(a, plan, split.first_block + i), rows, padded_size(a));
+    }
+    write_out<T>(a, block, whole);
+}
+
+template <class T>
+void write_kv_as(const Attention& a) {
+    const int64_t size = int64_t{a.num_kv_heads} * a.head_size;
+    const int64_t num_tokens = a.query_start_loc[a.num_reqs];
+    constexpr int64_t kTokens = 32;
+    parallel_for((num_tokens + kTokens - 1) / kTokens, [&](int64_t tile, int) {
+        const int64_t end = std::min(num_tokens, (tile + 1) * kTokens);
+        for (int64_t token = tile * kTokens; token < end; ++token) {
+            const int64_t place = a.slot_mapping[token] * size;
+            const T* key = static_cast<const T*>(a.key) + token * a.key_stride;
+            const T* value = static_cast<const T*>(a.value) + token * a.value_stride;
+            std::memcpy(static_cast<T*>(a.keys) + place, key, size * sizeof(T));
+            std::memcpy(static_cast<T*>(a.values) + place, value, size * sizeof(T));
+        }
+    });
+}
+
+}  // namespace
+
+void* thread_scratch(int slot, int64_t num_bytes) {
+    struct Memory {
+        std::unique_ptr<void, FreeDeleter> data;
+        int64_t size = 0;
+    };
+    thread_local Memory memory[4];
+    Memory& found = memory[slot];
+    if (found.size < num_bytes) {
+        found.size = (num_bytes * 2 + 63) / 64 * 64;
+        found.data.reset();
+        found.data.reset(std::aligned_alloc(64, found.size));
+    }
+    return found.data.get();
+}
+
+void write_kv(const Attention& a) {
+    a.is_bf16 ? write_kv_as<bf16>(a) : write_kv_as<float>(a);
+}
+
+void attend(const Attention& a) {
+    thread_local Plan plans;  // the vectors keep their memory from call to call
+    Plan& plan = plans;
+    make_plan(a, plan);
+    parallel_for(static_cast<int64_t>(plan.blocks.size()), [&](int64_t tile, int) {
+        a.is_bf16 ? run_block<bf16>(a, plan, tile) : run_block<float>(a, plan, tile);
+    });
+}
+
+#if SL_LEVEL < SL_AMX
+bool amx_can_attend(const Attention&) { return false; }
+void amx_attend_block(const Attention&, const AttentionBlock&, const AttentionState&) {}
+#endif
+
+}  // namespace sl
+
+extern "C" {
+
+SL_EXPORT void sl_attend(const sl::Attention* attention) {
+    sl::write_kv(*attention);
+    sl::attend(*attention);
+}
+}
