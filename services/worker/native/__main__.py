@@ -1,4 +1,4 @@
-"""``python -m services.worker.native``: build every level now, for an image that any machine may run."""
+"""``python -m services.worker.native``: builds every level now, for an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main() -> None:
     """Build into the user's cache directory; what is there already is left."""
     num_levels = len(LEVELS) if platform.machine() == "x86_64" else 1
     for level in range(num_levels):
-        print(build(level, cache_dir=user_cache_dir() / "native"))
+        build(level, cache_dir=user_cache_dir() / "native")
 
 
 if __name__ == "__main__":
