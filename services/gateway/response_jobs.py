@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
-import orjson
-
 from services.common.errors import Cancelled, SluicewayError
 from services.gateway.admission import Admission
 from services.gateway.disconnect import unless
@@ -41,7 +39,7 @@ class ResponseJob:
 
     def as_json(self) -> bytes:
         """The response by now."""
-        return orjson.dumps(self.planned.reply.as_json())
+        return self.as_turn().response
 
     async def cancel(self) -> None:
         """End it, if it has not ended; return once it has."""
@@ -73,7 +71,12 @@ class ResponseJob:
 
     def as_turn(self) -> Turn:
         """What is kept of it."""
-        return Turn(self.as_json(), self.planned.given, self.planned.before, self.log.events)
+        return Turn.of(
+            self.planned.reply.as_json(),
+            given=self.planned.given,
+            before=self.planned.before,
+            events=self.log.events,
+        )
 
 
 async def _drop(_message: object) -> None:

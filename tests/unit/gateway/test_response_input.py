@@ -140,6 +140,16 @@ def test_what_the_model_said_may_be_sent_back_as_it_came(desk: Desk) -> None:
     assert by_hand[1]["tool_calls"] == [CHAT_CALL | {"id": call_id}]
 
 
+def test_a_reference_stands_for_an_item_of_a_stored_response(desk: Desk) -> None:
+    (answer,) = desk.respond("one")["output"]
+    for reference in ({"type": "item_reference", "id": answer["id"]}, {"id": answer["id"]}):
+        found = messages(desk, [reference, {"role": "user", "content": "two"}])
+        assert [message["content"] for message in found] == ["Hello, world!", "two"]
+    with pytest.raises(InvalidRequest) as caught:
+        desk.respond([{"type": "item_reference", "id": answer["id"]}], tenant="another")
+    assert caught.value.param == "input[0].id"
+
+
 def test_a_conversation_goes_on_without_its_instructions(desk: Desk) -> None:
     first = desk.respond("one", instructions="Be kind.")
     second = desk.respond("two", previous_response_id=first["id"], instructions="Be brief.")
@@ -240,6 +250,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         f"{ITEM}.content[0].text",
     ),
     ({"given": [OUTPUT]}, f"{ITEM}.call_id"),
+    ({"given": [{"type": "item_reference", "id": "msg_no"}]}, f"{ITEM}.id"),
     ({"given": [CALL | {"arguments": "{"}]}, f"{ITEM}.arguments"),
     ({"given": [{"type": "function_call", "name": "f", "arguments": ""}]}, f"{ITEM}.call_id"),
     ({"max_output_tokens": 0}, "max_output_tokens"),

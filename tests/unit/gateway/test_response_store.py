@@ -91,6 +91,19 @@ def test_a_conversation_outlives_the_responses_that_it_went_through() -> None:
     assert store.num_bytes == 0
 
 
+def test_an_item_is_found_as_long_as_its_response_is() -> None:
+    store = response_store(max_responses=1)
+    for name in "ab":
+        response = {"output": [{"id": f"out-{name}", "of": name}]}
+        store.put("", name, Turn.of(response, given=[{"id": "in", "of": name}], before=None))
+    assert store.item("", "out-a") is None
+    assert store.item("", "out-b") == {"id": "out-b", "of": "b"}
+    assert store.item("", "in") == {"id": "in", "of": "b"}
+    assert store.item("another", "in") is None
+    store.delete("", "b")
+    assert store.item("", "in") is None
+
+
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(["put", "delete"]), st.sampled_from("abcdef"), st.integers(0, 5))
 )

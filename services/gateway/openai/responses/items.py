@@ -6,7 +6,7 @@ An item in that shape (``Item``) has an id and a status; content is a list of pa
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.common.errors import InvalidRequest
@@ -67,6 +67,31 @@ def items_of(given: str | Sequence[ParsedItem]) -> list[Item]:
     if not given:
         raise InvalidRequest("input must hold at least one item", param="input")
     return [_item(item, f"input[{index}]") for index, item in enumerate(given)]
+
+
+def resolved(items: Sequence[Item], find: Callable[[str], Item | None]) -> list[Item]:
+    """Items, with those in the place of references that they refer to.
+
+    Args:
+        items: Of ``items_of``.
+        find: Gives the item of an id.
+
+    Raises:
+        InvalidRequest: Names the reference that leads nowhere.
+    """
+    return [_resolved(item, find, f"input[{index}]") for index, item in enumerate(items)]
+
+
+def _resolved(item: Item, find: Callable[[str], Item | None], where: str) -> Item:
+    if item["type"] != "item_reference":
+        return item
+    found = find(item["id"])
+    if found is None:
+        field = f"{where}.id"
+        raise InvalidRequest(
+            f"{field}: no stored response has an item with the id {item['id'][:60]!r}", param=field
+        )
+    return found
 
 
 def _message_of_user(text: str) -> Item:

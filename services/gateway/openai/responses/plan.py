@@ -17,7 +17,7 @@ from services.gateway.openai.responses.checks import checked_body
 from services.gateway.openai.responses.events import EventWriter, NoEvents
 from services.gateway.openai.responses.fields import in_own_words, own_names
 from services.gateway.openai.responses.head import response_head
-from services.gateway.openai.responses.items import items_of, new_item_id
+from services.gateway.openai.responses.items import Item, items_of, new_item_id, resolved
 from services.gateway.openai.responses.reply import ResponseOptions, ResponseReply
 from services.gateway.openai.responses.schema import ResponseRequest
 from services.gateway.openai.responses.store import ResponseStore, Turn
@@ -36,14 +36,14 @@ class ResponsePlan:
     Attributes:
         plan: What is generated, and the reply.
         reply: The same reply.
-        given: JSON of the request's own items.
+        given: The request's own items.
         before: What it goes on from.
         is_background: Whether the client does not wait; then who runs it keeps it.
     """
 
     plan: Plan
     reply: ResponseReply
-    given: bytes
+    given: list[Item]
     before: Turn | None
     is_background: bool
 
@@ -71,7 +71,7 @@ def plan_response(
     """
     body = checked_body(raw, context)
     before = _before(body, caller, store)
-    given = items_of(body.input)
+    given = resolved(items_of(body.input), lambda item_id: store.item(caller.tenant, item_id))
     history = [] if before is None else before.conversation()
     check_calls(history, given)
     chat = chat_body(body, raw, [*history, *given])
@@ -86,12 +86,10 @@ def plan_response(
             caller=caller,
             context=context,
         )
-    given_json = orjson.dumps(given)
     is_background = bool(body.background)
 
     def keep(response: JsonObject) -> None:
-        turn = Turn(orjson.dumps(response), given_json, before)
-        store.put(caller.tenant, response["id"], turn)
+        store.put(caller.tenant, response["id"], Turn.of(response, given=given, before=before))
 
     reply = ResponseReply(
         ResponseOptions(
@@ -106,7 +104,7 @@ def plan_response(
         on_end=None if is_background or body.store is False else keep,
     )
     plan = Plan((talk.request,), reply, bool(body.stream), own_names(talk.spellings))
-    return ResponsePlan(plan, reply, given_json, before, is_background)
+    return ResponsePlan(plan, reply, given, before, is_background)
 
 
 def _before(body: ResponseRequest, caller: Caller, store: ResponseStore) -> Turn | None:

@@ -102,15 +102,16 @@ class ReasoningItem(StrictModel):
 class ItemReference(StrictModel):
     """An item of a response that is stored."""
 
-    type: Literal["item_reference"]
+    type: Literal["item_reference"] | None = None
     id: str
 
 
 def item_type(item: Any) -> str | None:
-    """The type of an input item; a message need not say that it is one."""
+    """The type of an input item; messages and references need not say that they are."""
     if isinstance(item, dict):
         kind = item.get("type")
-        return MESSAGE if kind is None else str(kind)
+        is_reference = kind is None and item.keys() <= {"id", "type"} and "id" in item
+        return "item_reference" if is_reference else MESSAGE if kind is None else str(kind)
     return getattr(item, "type", None)
 
 

@@ -6,8 +6,9 @@ with it, though it may no longer be found by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -24,6 +25,7 @@ class Turn:
         given: JSON of the items that it was given.
         before: What it goes on from.
         events: Its events, where they can be read again.
+        item_ids: Of its items, given and put out.
         num_holders: Of the store: places that keep it.
     """
 
@@ -31,12 +33,40 @@ class Turn:
     given: bytes
     before: Turn | None = None
     events: tuple[bytes, ...] = ()
+    item_ids: tuple[str, ...] = ()
     num_holders: int = field(default=0, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        response: dict[str, Any],
+        *,
+        given: Sequence[Item],
+        before: Turn | None,
+        events: tuple[bytes, ...] = (),
+    ) -> Turn:
+        """The turn of a response.
+
+        Args:
+            response: It.
+            given: The items that it was given.
+            before: What it goes on from.
+            events: Its events, where they can be read again.
+        """
+        ids = tuple(item["id"] for item in (*given, *response["output"]))
+        return cls(orjson.dumps(response), orjson.dumps(given), before, events, ids)
 
     @property
     def size_bytes(self) -> int:
         """Of itself, without what was before."""
-        return len(self.response) + len(self.given) + sum(map(len, self.events))
+        parts = (self.response, self.given, *self.events, *self.item_ids)
+        return sum(map(len, parts))
+
+    def items(self) -> list[Item]:
+        """What it was given, and what it put out."""
+        given: list[Item] = orjson.loads(self.given)
+        output: list[Item] = orjson.loads(self.response)["output"]
+        return given + output
 
     def conversation(self) -> list[Item]:
         """Every item from the beginning up to its own output."""
@@ -45,11 +75,11 @@ class Turn:
         while turn is not None:
             turns.append(turn)
             turn = turn.before
-        items: list[Item] = []
-        for turn in reversed(turns):
-            items += orjson.loads(turn.given)
-            items += orjson.loads(turn.response)["output"]
-        return items
+        return [item for turn in reversed(turns) for item in turn.items()]
+
+
+_Key = tuple[str, str]
+"""Tenant and id."""
 
 
 class ResponseStore:
@@ -75,7 +105,8 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._kept: dict[tuple[str, str], tuple[Turn, float]] = {}
+        self._kept: dict[_Key, tuple[Turn, float]] = {}
+        self._response_of: dict[_Key, _Key] = {}  # of each item, under the same tenant
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -88,7 +119,9 @@ class ResponseStore:
             response_id: Unique.
             turn: It.
         """
-        self._kept[tenant, response_id] = (turn, self._clock())
+        key = (tenant, response_id)
+        self._kept[key] = (turn, self._clock())
+        self._response_of.update({(tenant, item_id): key for item_id in turn.item_ids})
         self._hold(turn)
         self._drop_old()
         while len(self._kept) > self._max_responses or self.num_bytes > self._max_bytes:
@@ -105,6 +138,15 @@ class ResponseStore:
         if kept is None:
             raise self.not_found(response_id)
         return kept[0]
+
+    def item(self, tenant: str, item_id: str) -> Item | None:
+        """An item of a response that is kept; ``None`` = none, or it is somebody else's."""
+        self._drop_old()
+        key = self._response_of.get((tenant, item_id))
+        if key is None:
+            return None
+        turn, _ = self._kept[key]
+        return next(item for item in turn.items() if item["id"] == item_id)
 
     def delete(self, tenant: str, response_id: str) -> None:
         """Forget a response.
@@ -130,8 +172,12 @@ class ResponseStore:
                 return
             self._drop(key)
 
-    def _drop(self, key: tuple[str, str]) -> None:
+    def _drop(self, key: _Key) -> None:
         turn, _ = self._kept.pop(key)
+        tenant, _ = key
+        for item_id in turn.item_ids:
+            if self._response_of.get((tenant, item_id)) == key:
+                del self._response_of[tenant, item_id]
         self._release(turn)
 
     def _hold(self, turn: Turn) -> None:
