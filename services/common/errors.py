@@ -10,6 +10,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_KILLED = 130
+"""Exit codes of every process: 2 = a setting cannot be used, 130 = nobody waited for a drain."""
+
 
 class SluicewayError(Exception):
     """Base of every error that may cross a service's edge.

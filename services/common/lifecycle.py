@@ -19,13 +19,16 @@ from typing import TypeVar
 import uvloop
 
 from services.common.config import ServiceConfig, load_config
-from services.common.errors import ConfigError, SluicewayError
+from services.common.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_KILLED,
+    EXIT_OK,
+    ConfigError,
+    SluicewayError,
+)
 from services.common.telemetry import configure_logging, get_logger
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
-EXIT_KILLED = 130
 _PR_SET_PDEATHSIG = 1
 
 log = get_logger(__name__)

@@ -11,13 +11,14 @@ from services.common.errors import ConfigError
 from services.launcher.child import Child, exit_text
 from services.launcher.plan import ChildSpec
 from services.launcher.screen import Screen
+from services.pull.find import find_model
 
 _PREFIX = "pull: "
 _PROGRESS = re.compile(rf"{_PREFIX}(\w+ .*(?:%|MB))")
 
 
 class Pull:
-    """One run of ``python -m services.pull MODEL``."""
+    """One run of ``python -m services.pull MODEL``, unless the model is there already."""
 
     def __init__(self, model: str, *, screen: Screen) -> None:
         """
@@ -46,6 +47,9 @@ class Pull:
             ConfigError: It failed; the message is what the child said.
             asyncio.CancelledError: It was stopped.
         """
+        found = find_model(self._model)
+        if found is not None:
+            return str(found)
         await self._child.start()
         code = await self._child.wait()
         self._screen.status("", milestone="pulled")

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, TextIO
 
 from services import __version__
-from services.common.lifecycle import EXIT_KILLED
+from services.common.errors import EXIT_KILLED
 from services.launcher.child import Child
 from services.launcher.logs import format_event, format_json, format_text, parse_event
 from services.launcher.plan import ChildSpec, plan_children, port_wishes
 from services.launcher.ports import choose_ports
-from services.launcher.probes import Probes
 from services.launcher.pull import Pull
 from services.launcher.restart import RestartPolicy
 from services.launcher.screen import Screen
 from services.launcher.settings import GivenFlags, Settings, resolve_settings
 from services.launcher.supervisor import Supervisor
-from services.launcher.view import View
+
+if TYPE_CHECKING:
+    from services.launcher.view import View
 
 
 def serve(model: str, given: GivenFlags, *, out: TextIO) -> int:
@@ -66,13 +69,24 @@ async def _serve(
     )
     supervisor = _supervisor(settings, specs, screen=screen)
     _on_signals(supervisor.stop)
-    async with Probes(cluster_token=token) as probes:
-        view = View(supervisor.children, settings, probes=probes, screen=screen)
+    async with AsyncExitStack() as stack:
+
+        @functools.cache
+        def view() -> View:
+            # Only now, when the children have been started: what this imports takes as long as
+            # everything that had to come before them.
+            from services.launcher.probes import Probes
+            from services.launcher.view import View
+
+            probes = Probes(cluster_token=token)
+            stack.push_async_exit(probes)
+            return View(supervisor.children, settings, probes=probes, screen=screen)
+
         return await supervisor.run(
-            until_ready=lambda: view.until_ready(started_at=started_at),
-            while_ready=view.show_traffic,
-            until_back=view.until_back,
-            until_drained=view.count_down,
+            until_ready=lambda: view().until_ready(started_at=started_at),
+            while_ready=lambda: view().show_traffic(),
+            until_back=lambda child: view().until_back(child),
+            until_drained=lambda deadline: view().count_down(deadline),
         )
 
 

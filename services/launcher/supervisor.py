@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import Enum
 
-from services.common.lifecycle import EXIT_FAILED, EXIT_KILLED, EXIT_OK
+from services.common.errors import EXIT_FAILED, EXIT_KILLED, EXIT_OK
 from services.launcher.child import Child, OnLine, exit_text
 from services.launcher.plan import ChildSpec
 from services.launcher.restart import Deaths, RestartPolicy

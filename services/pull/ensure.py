@@ -7,8 +7,9 @@ from pathlib import Path
 
 from services.common.config import user_cache_dir
 from services.common.errors import NotFound
+from services.pull.find import PACKAGED_MODEL
 from services.pull.hub import fetch_from_hub
-from services.pull.packaged import PACKAGED_MODEL, ensure_packaged
+from services.pull.packaged import ensure_packaged
 from services.pull.progress import Progress, Report
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

