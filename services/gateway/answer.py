@@ -44,6 +44,8 @@ class AnswerParser:
 
     def feed(self, text: str, *, num_tokens: int, is_end: bool) -> AnswerDelta:
         """What is certain once ``text``, of so many tokens, has come; all of it at the end."""
+        if self._thoughts is None and self._calls is None:  # most answers; every token comes here
+            return AnswerDelta(text)
         parted = self._part(text, num_tokens=num_tokens, is_end=is_end)
         if self._calls is None:
             return AnswerDelta(parted.answer, parted.thought)

@@ -24,7 +24,7 @@ from services.gateway.disconnect import ClientGone, unless, until_gone
 from services.gateway.http_errors import error_event, error_response, unexpected
 from services.gateway.key_limits import KeyLimits
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.sse import EventStream
+from services.gateway.sse import SEND_BODY, EventStream
 from services.gateway.tokenizer_client import TokenizerClient
 
 log = get_logger(__name__)
@@ -90,7 +90,7 @@ class Exchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI: answer the request, whatever happens."""
-        stream = EventStream(send)
+        stream = EventStream(send, send_body=scope.get(SEND_BODY))
         try:
             with self.held as held:
                 held.enter_context(self.context.admission.slot())

@@ -30,6 +30,7 @@ from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.parsers import Parsers
 from services.gateway.response_jobs import ResponseJobs
 from services.gateway.response_routes import ResponseRoutes
+from services.gateway.sse import SendBodyPast
 from services.gateway.tokenizer_client import TokenizerClient
 
 BACKLOG = 2048
@@ -215,7 +216,7 @@ class _Server(uvicorn.Server):
     def __init__(self, app: FastAPI) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                SendBodyPast(app),
                 http=HttpProtocol,
                 ws="none",
                 lifespan="off",
