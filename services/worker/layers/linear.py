@@ -21,6 +21,8 @@ class Linear:
         bias: Whether every projection has one.
         dtype: Of weights and activations.
         device: Where.
+        is_gated: Of two equal parts, the first gates the second: called, it gives
+            ``silu(first) * second``.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Linear:
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
+        is_gated: bool = False,
     ) -> None:
         out_size = sum(parts.values())
         self._parts = dict(parts)
@@ -38,6 +41,7 @@ class Linear:
             out_size, in_size, dtype=dtype, device=device
         )
         self._bias = torch.empty(out_size, dtype=dtype, device=device) if bias else None
+        self._is_gated = is_gated
         self._kernel: LinearKernel | None = None
 
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -53,10 +57,12 @@ class Linear:
     def finish_loading(self, library: Library | None) -> None:
         """Hand the weight to the kernel for this dtype and device; the plain copy is let go."""
         assert self._weight is not None, "finish_loading is called once"
-        self._kernel = make_linear_kernel(self._weight, self._bias, library=library)
+        self._kernel = make_linear_kernel(
+            self._weight, self._bias, library=library, is_gated=self._is_gated
+        )
         self._weight = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``[num_tokens, in_size]`` → ``[num_tokens, out_size]``."""
+        """``[num_tokens, in_size]`` → ``[num_tokens, out_size]``, half of that if gated."""
         assert self._kernel is not None, "finish_loading comes first"
         return self._kernel(x)

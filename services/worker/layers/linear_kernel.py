@@ -1,8 +1,13 @@
 """How a linear layer is computed, chosen once its weight is final.
 
-oneDNN with a weight reordered once beats ``F.linear`` on a CPU in bfloat16 (which reorders on every
-call): about half its time for up to 64 rows, level at several hundred, the results equal to the
-bit. In float32 plain ``F.linear`` is used: it is what equality tests compare with.
+On a CPU the native library's products are used where there is one. Without it, oneDNN with a
+weight reordered once beats ``F.linear`` in bfloat16 (which reorders on every call): about half its
+time for up to 64 rows, level at several hundred, the results equal to the bit.
+
+Native against oneDNN-packed, all linears of SmolLM2-135M, one thread, AMX, the least time of each
+in one run: 0.6 at 1 row, 0.7 at 32, 0.9 to 1.0 at 64 and 256; with two threads on two shared cores
+oneDNN's barriers cost several times that. oneDNN is ahead with a thousand rows and a quiet machine,
+but a second copy of the weights for those is not worth its memory.
 """
 
 from __future__ import annotations
@@ -13,6 +18,9 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from services.worker.layers.activation import silu_and_mul
+from services.worker.layers.native_linear import DTYPES as NATIVE_DTYPES
+from services.worker.layers.native_linear import NativeLinear
 from services.worker.native.library import Library
 
 
@@ -54,8 +62,23 @@ class PackedLinear:
         return result
 
 
+class GatedLinear:
+    """``silu(gate) * up`` of the two halves that another kernel computes."""
+
+    def __init__(self, kernel: LinearKernel) -> None:
+        self._kernel = kernel
+        self.name = kernel.name
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return silu_and_mul(self._kernel(x))
+
+
 def make_linear_kernel(
-    weight: torch.Tensor, bias: torch.Tensor | None, *, library: Library | None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    library: Library | None,
+    is_gated: bool = False,
 ) -> LinearKernel:
     """Build the best kernel for a final weight.
 
@@ -63,14 +86,31 @@ def make_linear_kernel(
         weight: ``[out_size, in_size]``; a kernel that packs holds a copy, so drop it afterwards.
         bias: ``[out_size]``, or none.
         library: Native kernels, where there are any.
+        is_gated: The upper half of the weight is a gate for the lower: the result is
+            ``silu(gate) * up``, of half the size.
     """
-    return linear_kernel_for(weight.dtype, weight.device)(weight, bias)
+    if library is not None and has_native_linear(weight.dtype, weight.device):
+        return NativeLinear(weight, bias, library=library, is_gated=is_gated)
+    kernel = torch_linear_for(weight.dtype, weight.device)(weight, bias)
+    return GatedLinear(kernel) if is_gated else kernel
 
 
-def linear_kernel_for(
+def linear_kernel_name(dtype: torch.dtype, device: torch.device, *, library: Library | None) -> str:
+    """Name of the kernel that ``make_linear_kernel`` builds."""
+    if library is not None and has_native_linear(dtype, device):
+        return NativeLinear.name
+    return torch_linear_for(dtype, device).name
+
+
+def has_native_linear(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the native library computes weights of ``dtype`` on ``device``."""
+    return device.type == "cpu" and dtype in NATIVE_DTYPES
+
+
+def torch_linear_for(
     dtype: torch.dtype, device: torch.device
 ) -> type[PackedLinear] | type[PlainLinear]:
-    """The kernel for weights of ``dtype`` on ``device``."""
+    """The kernel for weights of ``dtype`` on ``device`` where the native library has none."""
     if device.type == "cpu" and dtype == torch.bfloat16 and packing_is_exact():
         return PackedLinear
     return PlainLinear

@@ -13,7 +13,7 @@ from services.common.plugins import load_plugin
 from services.common.telemetry import get_logger
 from services.worker.attention._auto import resolve_backend
 from services.worker.attention.base import AttentionBackend, AttentionSpec
-from services.worker.layers.linear_kernel import linear_kernel_for
+from services.worker.layers.linear_kernel import linear_kernel_name
 from services.worker.loader.checkpoint import Checkpoint
 from services.worker.loader.dtype import named_dtype, resolve_dtype
 from services.worker.loader.weights import fill_slots
@@ -122,7 +122,7 @@ def load_model(
         dtype=str(torch_dtype),
         size_bytes=checkpoint.size_bytes,
         attention_backend=backend,
-        linear_kernel=linear_kernel_for(torch_dtype, device).name,
+        linear_kernel=linear_kernel_name(torch_dtype, device, library=library),
     )
     return LoadedModel(
         model=model,

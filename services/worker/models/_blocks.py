@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 
 from services.worker.attention.base import AttentionStep
-from services.worker.layers.activation import silu_and_mul
 from services.worker.layers.linear import Linear
 from services.worker.layers.rms_norm import RmsNorm
 from services.worker.layers.rotary import Rotation
@@ -101,6 +100,7 @@ class Mlp:
             bias=config.mlp_bias,
             dtype=dtype,
             device=device,
+            is_gated=True,
         )
         self._down = Linear(
             inner,
@@ -122,7 +122,7 @@ class Mlp:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` → the same."""
-        return self._down(silu_and_mul(self._gate_up(hidden)))
+        return self._down(self._gate_up(hidden))
 
 
 class DecoderLayer:

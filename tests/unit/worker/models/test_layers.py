@@ -7,15 +7,18 @@ import torch
 from torch.nn import functional
 
 from services.worker.layers.activation import silu_and_mul
+from services.worker.layers.embedding import Embedding, TiedHead
 from services.worker.layers.linear import Linear
 from services.worker.layers.linear_kernel import (
     PackedLinear,
     PlainLinear,
-    linear_kernel_for,
+    linear_kernel_name,
     packing_is_exact,
+    torch_linear_for,
 )
 from services.worker.layers.rms_norm import RmsNorm
 from services.worker.layers.rotary import RotaryEmbedding, default_frequencies
+from services.worker.native.library import load_library
 
 CPU = torch.device("cpu")
 needs_packing = pytest.mark.skipif(
@@ -37,11 +40,21 @@ def test_packed_linear_rounds_no_more_than_plain(num_rows: int, has_bias: bool) 
     assert packed <= 1.5 * plain
 
 
-def test_only_bfloat16_on_a_cpu_is_packed() -> None:
-    assert linear_kernel_for(torch.float32, CPU) is PlainLinear
+def test_without_the_native_library_only_bfloat16_on_a_cpu_is_packed() -> None:
+    assert torch_linear_for(torch.float32, CPU) is PlainLinear
     expected = PackedLinear if packing_is_exact() else PlainLinear
-    assert linear_kernel_for(torch.bfloat16, CPU) is expected
-    assert linear_kernel_for(torch.bfloat16, torch.device("cuda")) is PlainLinear
+    assert torch_linear_for(torch.bfloat16, CPU) is expected
+    assert torch_linear_for(torch.bfloat16, torch.device("cuda")) is PlainLinear
+
+
+def test_the_native_library_has_linears_for_the_cpu_only() -> None:
+    library = load_library()
+    assert library is not None
+    for dtype in (torch.float32, torch.bfloat16):
+        assert linear_kernel_name(dtype, CPU, library=library) == "native"
+    assert linear_kernel_name(torch.float16, CPU, library=library) == "plain"
+    assert linear_kernel_name(torch.bfloat16, torch.device("cuda"), library=library) == "plain"
+    assert linear_kernel_name(torch.float32, CPU, library=None) == "plain"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -58,6 +71,36 @@ def test_a_fused_linear_is_its_parts_side_by_side(dtype: torch.dtype) -> None:
     expected = torch.cat(parts, dim=-1)
     linear.finish_loading(None)
     torch.testing.assert_close(linear(x), expected)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_gated_linear_is_its_first_part_gating_its_second(is_native: bool) -> None:
+    linear = Linear(
+        16, {"gate": 24, "up": 24}, bias=True, dtype=torch.float32, device=CPU, is_gated=True
+    )
+    slots = dict(linear.weight_slots("x."))
+    for slot in slots.values():
+        slot.copy_(torch.randn(slot.shape))
+    x = torch.randn(5, 16)
+    gate, up = (
+        functional.linear(x, slots[f"x.{name}.weight"], slots[f"x.{name}.bias"])
+        for name in ("gate", "up")
+    )
+    linear.finish_loading(load_library() if is_native else None)
+    torch.testing.assert_close(linear(x), functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_tied_head_and_its_embedding_share_a_table(is_native: bool) -> None:
+    embedding = Embedding(50, 24, dtype=torch.float32, device=CPU)
+    ((_, slot),) = embedding.weight_slots("e")
+    table = torch.randn(50, 24)
+    slot.copy_(table)
+    head = TiedHead(embedding)
+    head.finish_loading(load_library() if is_native else None)
+    ids = torch.tensor([0, 49, 7, 7])
+    assert torch.equal(embedding(ids), table[ids])
+    torch.testing.assert_close(head(table[:3]), table[:3] @ table.T)
 
 
 def test_rms_norm_adds_in_place_and_normalises_the_sum() -> None:

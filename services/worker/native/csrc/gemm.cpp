@@ -1,0 +1,360 @@
+// Splits a product into tiles for the pool, and writes what the level's kernels compute.
+#include "gemm.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "gemm_amx.h"
+#include "gemm_float.h"
+#include "gemm_layout.h"
+#include "gemm_pairs.h"
+#include "pool.h"
+
+namespace sl {
+namespace {
+
+#if SL_LEVEL >= SL_AMX
+constexpr int64_t kBlockRows = kAmxRows;
+#else
+constexpr int64_t kBlockRows = 30;
+#endif
+constexpr int kBlockPanels = 4;
+constexpr int64_t kSumsStride = kBlockPanels * kLanes;
+
+// Rows of x, and panels of their weights, that one tile takes: both stay in the second-level cache.
+constexpr int64_t kTileRows = 4 * kBlockRows;
+constexpr int64_t kTilePanels = 8;
+constexpr int64_t kTilesPerThread = 4;
+
+enum class Target { kStore, kAdd, kAddFloat, kGated };
+
+struct Product {
+    const Linear& linear;
+    const void* x;
+    int64_t x_stride;
+    int64_t rows;
+    Target target;
+    void* out;
+    int64_t out_stride;
+};
+
+// Rows as kernels read them: of their type, padded with zeros to whole steps.
+template <class T>
+struct Inputs {
+    const T* data;
+    int64_t stride;
+};
+
+// What bfloat16 rows are computed with; elsewhere they are widened.
+constexpr bool kHasBf16Kernels = SL_LEVEL >= SL_AVX512_BF16;
+
+template <class T, class From>
+Inputs<T> widened(const Product& product) {
+    const Linear& linear = product.linear;
+    const auto* x = static_cast<const From*>(product.x);
+    if constexpr (std::is_same_v<T, From>) {
+        if (linear.in_size % kGroup == 0) return {x, product.x_stride};
+    }
+    static thread_local std::vector<T> buffer;
+    const int64_t stride = linear.num_steps * kGroup;
+    buffer.resize(std::max<size_t>(buffer.size(), product.rows * stride));
+    T* const rows = buffer.data();
+    parallel_for(product.rows, [&](int64_t row, int) {
+        const From* from = x + row * product.x_stride;
+        T* to = rows + row * stride;
+        for (int64_t i = 0; i < linear.in_size; ++i) to[i] = from_float<T>(to_float(from[i]));
+        for (int64_t i = linear.in_size; i < stride; ++i) to[i] = T{};
+    });
+    return {rows, stride};
+}
+
+struct Tile {
+    int64_t first_row, num_rows;
+    int64_t first_panel, num_panels;
+};
+
+class Tiles {
+public:
+    explicit Tiles(const Product& product)
+        : rows_(product.rows), panels_(product.linear.num_panels) {
+        const int64_t row_tiles = divide_up(rows_, kTileRows);
+        tile_rows_ = divide_up(divide_up(rows_, row_tiles), kBlockRows) * kBlockRows;
+        tile_panels_ = rows_ <= kBlockRows ? kBlockPanels : kTilePanels;
+        const int64_t wanted = kTilesPerThread * num_threads();
+        while (tile_panels_ > 2 && count() < wanted) tile_panels_ /= 2;
+    }
+
+    int64_t count() const { return divide_up(rows_, tile_rows_) * divide_up(panels_, tile_panels_); }
+
+    // Tiles of the same panels follow one another.
+    Tile at(int64_t index) const {
+        const int64_t row_tiles = divide_up(rows_, tile_rows_);
+        const int64_t row = index % row_tiles * tile_rows_;
+        const int64_t panel = index / row_tiles * tile_panels_;
+        return {row, std::min(tile_rows_, rows_ - row), panel, std::min(tile_panels_, panels_ - panel)};
+    }
+
+private:
+    static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+    int64_t rows_, panels_, tile_rows_, tile_panels_;
+};
+
+// Weights as kernels read them.
+struct Panels {
+    const uint8_t* data;
+    size_t panel_bytes;
+    int64_t num_steps;
+};
+
+// Computes sums[rows][panels * kLanes] of up to kBlockRows rows and kBlockPanels panels.
+class Multiplier {
+public:
+#if SL_LEVEL >= SL_AMX
+    template <class Step>
+    void run(Inputs<bf16> x, int64_t rows, const Panels& panels, int num_panels, float* sums) {
+        config_.set(rows);
+        AmxBlock block{x.data, x.stride,         panels.data, panels.panel_bytes, panels.num_steps,
+                       sums,   kSumsStride};
+        const auto advance = [&](int count) {
+            num_panels -= count;
+            block.panel += count * block.panel_bytes;
+            block.sums += count * kLanes;
+        };
+        amx_fence();
+        if (rows > kAmxTileRows) {
+            for (; num_panels >= 2; advance(2)) amx_block_2x2(block);
+            for (; num_panels >= 1; advance(1)) amx_block_2x1(block);
+        } else {
+            for (; num_panels >= 4; advance(4)) amx_block_1x4(block);
+            for (; num_panels >= 1; advance(1)) amx_block_1x1(block);
+        }
+        amx_fence();
+    }
+#elif SL_LEVEL >= SL_AVX512_BF16
+    template <class Step>
+    void run(Inputs<bf16> x, int64_t rows, const Panels& panels, int num_panels, float* sums) {
+        in_pieces<kPairRows, kPairPanels>(rows, num_panels, [&](auto count, int64_t row, int panel,
+                                                                int64_t num_rows) {
+            pairs_rows<count>(num_rows, x.data + row * x.stride, x.stride,
+                              panels.data + panel * panels.panel_bytes, panels.panel_bytes,
+                              panels.num_steps, sums + row * kSumsStride + panel * kLanes,
+                              kSumsStride);
+        });
+    }
+#endif
+    template <class Step>
+    void run(Inputs<float> x, int64_t rows, const Panels& panels, int num_panels, float* sums) {
+        in_pieces<kFloatRows, kFloatPanels>(rows, num_panels, [&](auto count, int64_t row, int panel,
+                                                                  int64_t num_rows) {
+            float_rows<Step, count>(num_rows, x.data + row * x.stride, x.stride,
+                                    panels.data + panel * panels.panel_bytes, panels.panel_bytes,
+                                    panels.num_steps, sums + row * kSumsStride + panel * kLanes,
+                                    kSumsStride);
+        });
+    }
+
+private:
+    // Calls body(number of panels, first row, first panel, number of rows) for pieces of at most
+    // kRows by kPanels; the number of panels, kPanels or 1, is known to the compiler.
+    template <int kRows, int kPanels, class Body>
+    static void in_pieces(int64_t rows, int num_panels, Body body) {
+        int panel = 0;
+        const auto all_rows = [&](auto count) {
+            for (int64_t row = 0; row < rows; row += kRows) {
+                body(count, row, panel, std::min<int64_t>(rows - row, kRows));
+            }
+            panel += count;
+        };
+        while (num_panels - panel >= kPanels) all_rows(std::integral_constant<int, kPanels>());
+        while (panel < num_panels) all_rows(std::integral_constant<int, 1>());
+    }
+
+#if SL_LEVEL >= SL_AMX
+    AmxRowsConfig config_;
+#endif
+};
+
+// Sums of some rows and panels, and where the results of the first row go. T is what they become.
+template <class T>
+struct Results {
+    const Linear& linear;
+    const float* sums;
+    int64_t first_panel;
+    int num_panels;
+    int64_t num_rows;
+    T* out;
+    int64_t out_stride;
+};
+
+// Calls put(where, values, count) for all results, up to VF of a row at a time.
+template <class T, class Put>
+inline void each_vector(const Results<T>& results, Put put) {
+    const Linear& linear = results.linear;
+    const float* const bias = linear.bias.data() + results.first_panel * kLanes;
+    const int64_t column = linear.first_row(results.first_panel);
+    const int num_lanes =
+        (results.num_panels - 1) * kLanes + linear.num_lanes(results.first_panel + results.num_panels - 1);
+    for (int64_t row = 0; row < results.num_rows; ++row) {
+        const float* const sums = results.sums + row * kSumsStride;
+        T* const out = results.out + row * results.out_stride + column;
+        int lane = 0;
+        for (; lane + VF <= num_lanes; lane += VF) {
+            put(out + lane, load(sums + lane) + load(bias + lane), VF);
+        }
+        if (lane < num_lanes) {
+            put(out + lane, load(sums + lane) + load(bias + lane), num_lanes - lane);
+        }
+    }
+}
+
+template <class T>
+void store_results(const Results<T>& results) {
+    each_vector(results, [](T* out, vf values, int count) { store_part(out, values, count); });
+}
+
+template <class T>
+void add_results(const Results<T>& results) {
+    each_vector(results, [](T* out, vf values, int count) {
+        store_part(out, load_part(out, count) + values, count);
+    });
+}
+
+// The panel of a gate comes before the panel that it gates.
+template <class T>
+void gate_results(const Results<T>& results) {
+    const Linear& linear = results.linear;
+    for (int p = 0; p < results.num_panels; p += 2) {
+        const int64_t panel = results.first_panel + p;
+        const int num_lanes = linear.num_lanes(panel);
+        const float* const bias = linear.bias.data() + panel * kLanes;
+        for (int64_t row = 0; row < results.num_rows; ++row) {
+            const float* const sums = results.sums + row * kSumsStride + p * kLanes;
+            T* const out = results.out + row * results.out_stride + linear.first_row(panel);
+            for (int lane = 0; lane < num_lanes; lane += VF) {
+                const vf gate = load(sums + lane) + load(bias + lane);
+                const vf up = load(sums + kLanes + lane) + load(bias + kLanes + lane);
+                const vf result = gate / (vexp(-gate) + 1.0f) * up;
+                store_part(out + lane, result, std::min(num_lanes - lane, VF));
+            }
+        }
+    }
+}
+
+// T is the linear's dtype.
+template <class T>
+void write(const Product& product, const float* sums, const Tile& block) {
+    const auto results = [&]<class To>(To* out) {
+        return Results<To>{product.linear, sums,
+                           block.first_panel, static_cast<int>(block.num_panels),
+                           block.num_rows, out + block.first_row * product.out_stride,
+                           product.out_stride};
+    };
+    switch (product.target) {
+        case Target::kStore: return store_results(results(static_cast<T*>(product.out)));
+        case Target::kAdd: return add_results(results(static_cast<T*>(product.out)));
+        case Target::kGated: return gate_results(results(static_cast<T*>(product.out)));
+        case Target::kAddFloat: return add_results(results(static_cast<float*>(product.out)));
+    }
+}
+
+// Brings the lines that a block's results go to while its sums are computed.
+void prefetch_outputs(const Product& product, const Tile& block) {
+    const size_t size = product.linear.is_bf16 && product.target != Target::kAddFloat ? 2 : 4;
+    const int64_t columns = product.target == Target::kGated ? block.num_panels / 2 * kLanes : block.num_panels*kLanes;
+    const auto* out = static_cast<const char*>(product.out) + block.first_row * product.out_stride * size + product.linear.first_row(block.first_panel) * size;
+    for (int64_t row = 0; row < block.num_rows; ++row, out += product.out_stride * size) {
+        for (size_t byte = 0; byte < columns * size; byte += 64) __builtin_prefetch(out + byte, 1, 3);
+    }
+}
+
+template <class T, class Step>
+void run_tile(const Product& product, Inputs<T> x, const Tile& tile) {
+    const Linear& linear = product.linear;
+    Multiplier multiplier;
+    alignas(64) float sums[kBlockRows * kSumsStride];
+    // Few rows stay in the first-level cache while all panels of the tile pass by.
+    for (int64_t r = 0; r < tile.num_rows; r += kBlockRows) {
+        for (int64_t p = 0; p < tile.num_panels; p += kBlockPanels) {
+            const Tile block{tile.first_row + r, std::min(tile.num_rows - r, kBlockRows),
+                             tile.first_panel + p,
+                             std::min<int64_t>(tile.num_panels - p, kBlockPanels)};
+            prefetch_outputs(product, block);
+            multiplier.run<Step>({x.data + block.first_row * x.stride, x.stride}, block.num_rows,
+                                 {linear.panel(block.first_panel), linear.panel_bytes(),
+                                  linear.num_steps},
+                                 static_cast<int>(block.num_panels), sums);
+            if (linear.is_bf16) {
+                write<bf16>(product, sums, block);
+            } else {
+                write<float>(product, sums, block);
+            }
+        }
+    }
+}
+
+template <class T, class Step>
+void run_all(const Product& product, Inputs<T> x) {
+    const Tiles tiles(product);
+    parallel_for(tiles.count(), [&](int64_t index, int) {
+        run_tile<T, Step>(product, x, tiles.at(index));
+    });
+}
+
+void run(const Product& product) {
+    const Linear& linear = product.linear;
+    if (product.rows == 0) return;
+    if (!linear.is_bf16) return run_all<float, FloatStep>(product, widened<float, float>(product));
+    if constexpr (kHasBf16Kernels) {
+        run_all<bf16, Bf16Step>(product, widened<bf16, bf16>(product));
+    } else {
+        run_all<float, Bf16Step>(product, widened<float, bf16>(product));
+    }
+}
+
+}  // namespace
+
+void linear_run(const Linear& linear, const void* x, int64_t x_stride, int64_t rows, void* out,
+                int64_t out_stride) {
+    run({linear, x, x_stride, rows, Target::kStore, out, out_stride});
+}
+
+void linear_run_add(const Linear& linear, const void* x, int64_t x_stride, int64_t rows, void* out,
+                    int64_t out_stride) {
+    run({linear, x, x_stride, rows, Target::kAdd, out, out_stride});
+}
+
+void linear_run_add_float(const Linear& linear, const void* x, int64_t x_stride, int64_t rows,
+                          float* out, int64_t out_stride) {
+    run({linear, x, x_stride, rows, Target::kAddFloat, out, out_stride});
+}
+
+void linear_run_gated(const Linear& linear, const void* x, int64_t x_stride, int64_t rows,
+                      void* out, int64_t out_stride) {
+    run({linear, x, x_stride, rows, Target::kGated, out, out_stride});
+}
+
+}  // namespace sl
+
+extern "C" {
+
+SL_EXPORT void sl_linear_run(const sl::Linear* linear, const void* x, int64_t x_stride, int64_t rows,
+                             void* out, int64_t out_stride) {
+    sl::linear_run(*linear, x, x_stride, rows, out, out_stride);
+}
+
+SL_EXPORT void sl_linear_run_add(const sl::Linear* linear, const void* x, int64_t x_stride,
+                                 int64_t rows, void* out, int64_t out_stride) {
+    sl::linear_run_add(*linear, x, x_stride, rows, out, out_stride);
+}
+
+SL_EXPORT void sl_linear_run_add_float(const sl::Linear* linear, const void* x, int64_t x_stride,
+                                       int64_t rows, float* out, int64_t out_stride) {
+    sl::linear_run_add_float(*linear, x, x_stride, rows, out, out_stride);
+}
+
+SL_EXPORT void sl_linear_run_gated(const sl::Linear* linear, const void* x, int64_t x_stride,
+                                   int64_t rows, void* out, int64_t out_stride) {
+    sl::linear_run_gated(*linear, x, x_stride, rows, out, out_stride);
+}
+}
