@@ -455,8 +455,8 @@ def kv_change_to_message(
     message = kvstore_pb2.KvEvents(
         engine_id=card.engine_id,
         seq=change.seq,
-        stored=b"".join(change.stored),
-        removed=b"".join(change.removed),
+        stored=change.stored,
+        removed=change.removed,
         cleared=change.is_cleared,
         gone=change.is_gone,
     )

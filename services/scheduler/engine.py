@@ -245,8 +245,8 @@ class Engine:
         self._tickets.clear()
         return tickets
 
-    def published_keys(self) -> list[bytes]:
-        """All keys that the block events so far amount to."""
+    def published_keys(self) -> bytes:
+        """All keys that the block events so far amount to, 16 bytes each."""
         return self._core.published_keys()
 
     def reset_prefix_cache(self) -> bool:

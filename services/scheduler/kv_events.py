@@ -57,12 +57,12 @@ class KvPublisher:
         """Changed keys that wait or are unacknowledged, over all engines; bounded per engine."""
         return sum(feed.num_backlog_keys for feed in self._feeds.values())
 
-    def engine_up(self, card: EngineCard, *, published_keys: Callable[[], Iterable[bytes]]) -> None:
+    def engine_up(self, card: EngineCard, *, published_keys: Callable[[], bytes]) -> None:
         """An engine is ready; it holds no blocks yet.
 
         Args:
             card: The engine.
-            published_keys: All keys that its changes so far amount to, for snapshots.
+            published_keys: All keys that its changes so far amount to, packed, for snapshots.
         """
         if self._addresses:
             self._feeds[card.engine_id] = KvFeed(card, published_keys=published_keys)

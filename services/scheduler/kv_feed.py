@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from services.common.block_hash import KEY_SIZE_BYTES
+
 MAX_UNACKED = 8
 """Messages of one engine on their way; what comes meanwhile is folded."""
 
@@ -40,6 +42,8 @@ class KvChange:
 
     Attributes:
         seq: Contiguous per engine, from 1; chunks of one snapshot share theirs.
+        stored: Keys, packed.
+        removed: Likewise.
         is_snapshot: ``stored`` is one chunk of everything that the engine holds at ``seq``.
         chunk: Number of the chunk, from 0.
         is_last: It is the snapshot's last chunk.
@@ -47,8 +51,8 @@ class KvChange:
     """
 
     seq: int
-    stored: tuple[bytes, ...] = ()
-    removed: tuple[bytes, ...] = ()
+    stored: bytes = b""
+    removed: bytes = b""
     is_cleared: bool = False
     is_snapshot: bool = False
     chunk: int = 0
@@ -58,7 +62,8 @@ class KvChange:
     @property
     def num_changed(self) -> int:
         """Keys that count against the backlog: a snapshot's own do not."""
-        return 0 if self.is_snapshot else len(self.stored) + len(self.removed)
+        num_bytes = 0 if self.is_snapshot else len(self.stored) + len(self.removed)
+        return num_bytes // KEY_SIZE_BYTES
 
 
 class KvFeed:
@@ -74,11 +79,12 @@ class KvFeed:
         num_snapshots: Snapshots begun so far.
     """
 
-    def __init__(self, card: EngineCard, *, published_keys: Callable[[], Iterable[bytes]]) -> None:
+    def __init__(self, card: EngineCard, *, published_keys: Callable[[], bytes]) -> None:
         """
         Args:
             card: The engine.
-            published_keys: All keys that the changes so far amount to; asked for each snapshot.
+            published_keys: All keys that the changes so far amount to, packed; asked for each
+                snapshot, on the event loop: a pool of any size must give them in no time.
         """
         self.card = card
         self._published_keys = published_keys
@@ -135,7 +141,7 @@ class KvFeed:
         self._folded.clear()
         self._is_cleared = False
         self._must_snapshot = False
-        self._published_keys = tuple  # the engine's cache must not live on here
+        self._published_keys = bytes  # the engine's cache must not live on here
         self._is_gone = True
 
     def reconnect(self) -> None:
@@ -211,8 +217,8 @@ class KvFeed:
     def _take_folded(self) -> KvChange:
         change = KvChange(
             self._next_seq(),
-            stored=tuple(key for key, is_stored in self._folded.items() if is_stored),
-            removed=tuple(key for key, is_stored in self._folded.items() if not is_stored),
+            stored=b"".join(key for key, is_stored in self._folded.items() if is_stored),
+            removed=b"".join(key for key, is_stored in self._folded.items() if not is_stored),
             is_cleared=self._is_cleared,
         )
         self._folded.clear()
@@ -225,13 +231,14 @@ class KvFeed:
         self._folded.clear()
         self._is_cleared = False
         seq = self._snapshot_seq = self._next_seq()
-        keys = tuple(self._published_keys())
-        starts = range(0, max(len(keys), 1), SNAPSHOT_CHUNK_KEYS)
+        keys = self._published_keys()
+        size = SNAPSHOT_CHUNK_KEYS * KEY_SIZE_BYTES
+        starts = range(0, max(len(keys), 1), size)
         for chunk, start in enumerate(starts):
             self._queue(
                 KvChange(
                     seq,
-                    stored=keys[start : start + SNAPSHOT_CHUNK_KEYS],
+                    stored=keys[start : start + size],
                     is_snapshot=True,
                     chunk=chunk,
                     is_last=chunk == len(starts) - 1,

@@ -2,17 +2,19 @@
 
     python -m tests.benchmarks.bench_split [--model smollm2] [--requests 16 64] ...
 
-All ways have the same runner, scheduler core, depth, threads and prompts, and take turns; medians
-over the repetitions count. The ways: the runner called in a bare loop; ``services.offline.LLM``;
-a client on a Session with the scheduler; streams over HTTP. CPU seconds are those of one
-repetition; the client's are this process's own. The last line is the Session client's share of the
-single process's speed, the lowest of all sizes.
+All ways have the same runner, scheduler core, depth, threads and prompts, and take turns, in turned
+order every other time. Shares are taken within each repetition, as a machine's speed drifts;
+medians over the repetitions count. The ways: the runner called in a bare loop;
+``services.offline.LLM``; a client on a Session with the scheduler; streams over HTTP. CPU seconds
+are those of one repetition; the client's are this process's own. The last line is the Session
+client's share of the single process's speed, the lowest of all sizes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import statistics
 import tempfile
@@ -21,8 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import httpx
 import psutil
 import torch
 
@@ -36,6 +38,8 @@ from services.worker.runner.model_runner import ModelRunner
 from tests.e2e.system import CLUSTER_TOKEN, System
 from tests.unit.scheduler.session_client import SessionClient
 from tests.unit.worker.runner.driver import Driver
+
+Run = Callable[["Work"], int | None]
 
 PROMPT_TOKENS = 32
 BLOCK_SIZE = 16
@@ -59,10 +63,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Sample:
-    """One repetition of one way."""
+    """One repetition of one way.
+
+    Attributes:
+        chunks_per_token: Pieces in which the output came; ``None`` where it comes in no pieces.
+    """
 
     tokens_per_s: float
     cpu_s: dict[str, float]
+    chunks_per_token: float | None
 
 
 def make_work(num_requests: int, num_tokens: int, *, seed: int, vocab_size: int) -> Work:
@@ -105,40 +114,59 @@ async def run_session(system: System, text_fp: str, work: Work) -> None:
             assert len(client.handles[handle].token_ids) == work.num_tokens
 
 
-async def run_http(system: System, work: Work) -> None:
-    """Streams, as a user has them."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=system.url, timeout=TIMEOUT_S, trust_env=False, limits=limits
-    ) as client:
-        await asyncio.gather(*(_read_stream(client, prompt, work) for prompt in work.prompts))
+async def run_http(system: System, work: Work) -> int:
+    """Streams, as a user has them; read with as little effort as can be, for it counts too.
+
+    Returns:
+        Chunks of text that came.
+    """
+    door = urlsplit(system.url)
+    assert door.hostname is not None and door.port is not None
+    chunks = await asyncio.gather(
+        *(_read_stream(door.hostname, door.port, prompt, work) for prompt in work.prompts)
+    )
+    return sum(chunks)
 
 
-async def _read_stream(client: httpx.AsyncClient, prompt: list[int], work: Work) -> None:
-    body = {
+async def _read_stream(host: str, port: int, prompt: list[int], work: Work) -> int:
+    fields = {
         "prompt": prompt,
         "max_tokens": work.num_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
     }
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        last = b""
-        async for piece in response.aiter_raw():
-            last = piece
-    assert last.rstrip().endswith(b"[DONE]"), last
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(head.encode() + body)
+    num_events, tail = 0, b""
+    async with asyncio.timeout(TIMEOUT_S):
+        while piece := await reader.read(65_536):
+            num_events += piece.count(b"data: ")
+            tail = (tail + piece)[-64:]
+    writer.close()
+    assert b"[DONE]" in tail, tail
+    return num_events - 2  # without the choice's end and the stream's
 
 
 # ---- measuring
 
 
-def measure(run: Callable[[Work], None], work: Work, *, system: System) -> Sample:
+def measure(run: Run, work: Work, *, system: System) -> Sample:
     """Run some work, in wall-clock and in CPU time."""
     before, began = _cpu_s(system), time.perf_counter()
-    run(work)
+    num_chunks = run(work)
     seconds, after = time.perf_counter() - began, _cpu_s(system)
     num_tokens = len(work.prompts) * work.num_tokens
-    return Sample(num_tokens / seconds, {name: after[name] - before[name] for name in after})
+    return Sample(
+        num_tokens / seconds,
+        {name: after[name] - before[name] for name in after},
+        None if num_chunks is None else num_chunks / num_tokens,
+    )
 
 
 def _cpu_s(system: System) -> dict[str, float]:
@@ -158,23 +186,26 @@ def overhead(times: Sequence[StepTimes], *, num_requests: int) -> float:
 
 def report(num_requests: int, samples: dict[str, list[Sample]]) -> float:
     """Print the medians; gives the Session client's share of the single process."""
-    speeds = {
-        way: statistics.median(sample.tokens_per_s for sample in found)
-        for way, found in samples.items()
-    }
+    shares = {}
     for way, found in samples.items():
+        shares[way] = statistics.median(
+            mine.tokens_per_s / single.tokens_per_s
+            for mine, single in zip(found, samples["single"], strict=True)
+        )
+        speed = statistics.median(sample.tokens_per_s for sample in found)
+        target = f" (wanted: {TARGETS[way]})" if way in TARGETS else ""
+        chunks = [each.chunks_per_token for each in found if each.chunks_per_token is not None]
+        pieces = f"  {statistics.median(chunks):.3f} chunks a token" if chunks else ""
         names = found[0].cpu_s
         cpu = {name: statistics.median(sample.cpu_s[name] for sample in found) for name in names}
         spent = "  ".join(f"{name} {seconds:.2f}" for name, seconds in cpu.items())
-        share = speeds[way] / speeds["single"]
-        target = f" (wanted: {TARGETS[way]})" if way in TARGETS else ""
         print(
-            f"{num_requests:3} requests  {way:8} {speeds[way]:8.1f} tokens/s  "
-            f"{share:5.3f} of single{target}\n"
+            f"{num_requests:3} requests  {way:8} {speed:8.1f} tokens/s  "
+            f"{shares[way]:5.3f} of single{target}{pieces}\n"
             f"              CPU s: {spent}",
             flush=True,
         )
-    return speeds["session"] / speeds["single"]
+    return shares["session"]
 
 
 # ---- putting it together
@@ -253,7 +284,7 @@ def main() -> None:
         System(model_dir, *flags_of(options), log_file=Path(logs) / "serve.txt") as system,
     ):
         system.until_ready()
-        ways: dict[str, Callable[[Work], None]] = {
+        ways: dict[str, Run] = {
             "bare": partial(run_bare, bare_runner(model_dir, options)),
             "single": partial(run_single, llm),
             "session": lambda work: asyncio.run(run_session(system, text_fp, work)),
@@ -266,7 +297,7 @@ def main() -> None:
                 work = make_work(
                     size, args.output_tokens, seed=repetition, vocab_size=llm.facts.vocab_size
                 )
-                for way, run in ways.items():
+                for way, run in sorted(ways.items(), reverse=repetition % 2 == 0):
                     sample = measure(run, work, system=system)
                     if repetition:  # the first warms up
                         samples[way].append(sample)

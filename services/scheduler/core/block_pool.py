@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 
 from services.common.errors import InvariantError
 from services.scheduler.core.output import KvEvents
+from services.scheduler.core.published_keys import PublishedKeys
 
 NULL_BLOCK_ID = 0
 _CONFIRMED = 0  # the value of a block's tentative step once that step was good
@@ -54,7 +55,7 @@ class BlockPool:
         self._prev_copy = array("i", range(num_blocks))
         self._block_by_key: dict[bytes, int] = {}
         self._tentative: dict[int, list[int]] = {}
-        self._num_published_copies: dict[bytes, int] = {}
+        self._published = PublishedKeys()
         self._events: dict[bytes, bool] = {}  # key -> stored (true) or removed, since the last take
         self._is_cleared = False
 
@@ -294,17 +295,11 @@ class BlockPool:
     # ---- events
 
     def _publish(self, key: bytes) -> None:
-        copies = self._num_published_copies.get(key, 0)
-        self._num_published_copies[key] = copies + 1
-        if copies == 0:
+        if self._published.add(key):
             self._note(key, is_stored=True)
 
     def _retract(self, key: bytes) -> None:
-        copies = self._num_published_copies[key] - 1
-        if copies:
-            self._num_published_copies[key] = copies
-        else:
-            del self._num_published_copies[key]
+        if self._published.remove(key):
             self._note(key, is_stored=False)
 
     def _note(self, key: bytes, *, is_stored: bool) -> None:
@@ -324,6 +319,6 @@ class BlockPool:
         self._is_cleared = False
         return events
 
-    def published_keys(self) -> list[bytes]:
-        """All keys that the events so far amount to, for a snapshot."""
-        return list(self._num_published_copies)
+    def published_keys(self) -> bytes:
+        """All keys that the events so far amount to, 16 bytes each, for a snapshot."""
+        return self._published.packed()

@@ -440,8 +440,8 @@ class Scheduler:
         """Keys that other engines may now count on, or no longer."""
         return self._kv.pool.take_events()
 
-    def published_keys(self) -> list[bytes]:
-        """All keys that the KV events so far amount to, for a snapshot."""
+    def published_keys(self) -> bytes:
+        """All keys that the KV events so far amount to, 16 bytes each, for a snapshot."""
         return self._kv.pool.published_keys()
 
     def reset_prefix_cache(self) -> bool:

@@ -328,7 +328,7 @@ def test_a_decision_is_told_beside_what_came_of_it() -> None:
 
 def test_kv_changes_are_packed() -> None:
     card = EngineCard(1, "w", "a:1", "m", "t", "k", block_size=4, num_blocks=9)
-    change = KvChange(5, stored=(b"a" * 16, b"b" * 16), removed=(b"c" * 16,))
+    change = KvChange(5, stored=b"a" * 16 + b"b" * 16, removed=b"c" * 16)
     message = convert.kv_change_to_message(change, card, introduces=True)
     assert message.stored == b"a" * 16 + b"b" * 16
     assert message.removed == b"c" * 16

@@ -157,7 +157,7 @@ async def test_the_index_hears_what_is_stored_removed_and_cleared() -> None:
     index = Index()
     held = {key(1)}
     async with serving(index) as address, publishing(address) as publisher:
-        publisher.engine_up(CARD, published_keys=lambda: held)
+        publisher.engine_up(CARD, published_keys=lambda: b"".join(held))
         publisher.publish(5, stored=[key(1), key(2)], removed=[])
         await index.holds(5, {key(1), key(2)})
         publisher.publish(5, stored=[key(3)], removed=[key(1)])
@@ -175,7 +175,7 @@ async def test_an_index_that_was_restarted_is_told_everything_again() -> None:
         first = Index()
         async with serving(first) as address:
             publisher = await stack.enter_async_context(publishing(address))
-            publisher.engine_up(CARD, published_keys=lambda: held)
+            publisher.engine_up(CARD, published_keys=lambda: b"".join(held))
             publisher.publish(5, stored=held, removed=[])
             await first.holds(5, held)
         second = Index()
@@ -190,7 +190,7 @@ async def test_an_index_that_answers_nothing_is_given_up_and_dialled_again(
     index = Index()
     index.answers.clear()
     async with serving(index) as address, publishing(address) as publisher:
-        publisher.engine_up(CARD, published_keys=lambda: {key(1)})
+        publisher.engine_up(CARD, published_keys=lambda: key(1))
         publisher.publish(5, stored=[key(1)], removed=[])
         async with asyncio.timeout(60):
             while index.num_streams < 2:
@@ -205,14 +205,13 @@ async def test_a_fenced_engine_publishes_no_more() -> None:
     index = Index()
     index.fences = True
     async with serving(index) as address, publishing(address) as publisher:
-        publisher.engine_up(CARD, published_keys=lambda: set())
+        publisher.engine_up(CARD, published_keys=bytes)
         async with asyncio.timeout(60):
-            while not index.num_messages:
-                index.changed.clear()
-                await index.changed.wait()
+            while not publisher._feeds[5].is_fenced:
+                await asyncio.sleep(0.01)
         other = EngineCard(6, "x", "a:1", "m", "t", "k", block_size=4, num_blocks=9)
         index.fences = False
-        publisher.engine_up(other, published_keys=lambda: set())
+        publisher.engine_up(other, published_keys=bytes)
         publisher.publish(6, stored=[key(1)], removed=[])
         await index.holds(6, {key(1)})
         num_messages = index.num_messages
@@ -272,7 +271,7 @@ async def test_an_index_that_is_no_use_delays_no_token(state: str) -> None:
 
 async def test_publishing_returns_at_once_though_nobody_listens() -> None:
     publisher = KvPublisher(("127.0.0.1:9",), cluster_token=None)
-    publisher.engine_up(CARD, published_keys=lambda: set())
+    publisher.engine_up(CARD, published_keys=bytes)
     for number in range(200_000):
         publisher.publish(5, stored=[key(number)], removed=[])
     assert publisher.num_backlog_keys <= 65_536

@@ -20,6 +20,12 @@ CARD = EngineCard(
 )
 
 
+def unpacked(packed: bytes) -> set[bytes]:
+    """The keys in it."""
+    assert len(packed) % 16 == 0
+    return {packed[start : start + 16] for start in range(0, len(packed), 16)}
+
+
 class Index:
     """One copy of the index: contiguous or refused."""
 
@@ -34,7 +40,7 @@ class Index:
         self.is_known = self.is_known or introduces
         assert self.is_known, "the first message of a stream must introduce the engine"
         if change.is_snapshot:
-            self._chunks = set(change.stored) | (self._chunks if change.chunk else set())
+            self._chunks = unpacked(change.stored) | (self._chunks if change.chunk else set())
             if change.is_last:
                 self.keys, self.seq = self._chunks, change.seq
             return "ok", self.seq
@@ -44,8 +50,8 @@ class Index:
             return "need", self.seq
         if change.is_cleared:
             self.keys.clear()
-        self.keys -= set(change.removed)
-        self.keys |= set(change.stored)
+        self.keys -= unpacked(change.removed)
+        self.keys |= unpacked(change.stored)
         self.seq = change.seq
         return "ok", self.seq
 
@@ -55,7 +61,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.cache: set[bytes] = set()
-        self.feed = KvFeed(CARD, published_keys=lambda: self.cache)
+        self.feed = KvFeed(CARD, published_keys=lambda: b"".join(self.cache))
         self.index = Index()
         self.wire: list[tuple[KvChange, bool]] = []
         self.answers: list[tuple[str, int]] = []

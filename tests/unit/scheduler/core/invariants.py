@@ -59,7 +59,7 @@ def _check_keys(pool: BlockPool, num_blocks: int) -> None:
         for block_id in range(num_blocks)
         if (key := pool._keys[block_id]) is not None and not pool._tentative_steps[block_id]
     )
-    assert published == Counter(pool._num_published_copies)
+    assert published == Counter(pool._published.num_copies())
     for block_id in range(num_blocks):
         if pool._tentative_steps[block_id]:
             assert block_id in pool._tentative[pool._tentative_steps[block_id]]

@@ -10,7 +10,7 @@ from services.scheduler.core.block_pool import BlockPool
 from tests.unit.scheduler.core.invariants import check_pool, free_list
 
 NUM_BLOCKS = 9
-KEYS = [bytes([65 + index]) for index in range(6)]
+KEYS = [bytes([65 + index]) * 16 for index in range(6)]
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -128,7 +128,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(events.removed) <= self.told
         self.told = (self.told | set(events.stored)) - set(events.removed)
         confirmed = {key for block, key in self.keys.items() if block not in self.tentative}
-        assert self.told == confirmed == set(self.pool.published_keys())
+        packed = self.pool.published_keys()
+        published = [packed[start : start + 16] for start in range(0, len(packed), 16)]
+        assert self.told == confirmed == set(published)
+        assert len(published) == len(confirmed), "every key once"
 
     @invariant()
     def counts_are_right(self) -> None:
