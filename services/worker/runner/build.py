@@ -223,6 +223,13 @@ def _size_pool(options: RunnerOptions, loaded: LoadedModel, spec: KvCacheSpec) -
             model_max_len=model_max_len,
             reason="the KV cache holds no longer sequence; give --kv-cache-memory-bytes more",
         )
+    elif pool.num_fitting < pool.max_model_len:
+        log.warning(
+            "kv_cache_smaller_than_context",
+            num_tokens=pool.num_fitting,
+            max_model_len=pool.max_model_len,
+            reason="as set; requests that need more than the KV cache holds are refused",
+        )
     return pool
 
 

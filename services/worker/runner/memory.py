@@ -58,11 +58,14 @@ class Pool:
         num_blocks: Null block included.
         max_model_len: Most tokens of one sequence.
         is_shortened: ``max_model_len`` is below the model's limit because the cache is.
+        num_fitting: Tokens of the longest sequence that the cache holds, which may be fewer than
+            ``max_model_len`` if both were set: what needs more is refused when it comes.
     """
 
     num_blocks: int
     max_model_len: int
     is_shortened: bool
+    num_fitting: int
 
 
 def size_pool(spec: KvCacheSpec, limits: MemoryLimits, *, free_bytes: int) -> Pool:
@@ -74,15 +77,18 @@ def size_pool(spec: KvCacheSpec, limits: MemoryLimits, *, free_bytes: int) -> Po
         free_bytes: What the KV cache may take if no setting says so.
 
     Raises:
-        ConfigError: One sequence of ``max_model_len`` does not fit; says what to set instead.
+        ConfigError: One sequence of ``max_model_len`` does not fit into the cache, whose number of
+            blocks was not set; says what to set instead.
     """
     wanted_len = limits.max_model_len or limits.model_max_len
     num_blocks = _num_blocks(spec, limits, free_bytes=free_bytes, wanted_len=wanted_len)
     fitting_len = max(num_blocks - 1, 0) * spec.block_size
     if fitting_len >= wanted_len:
-        return Pool(num_blocks, wanted_len, is_shortened=False)
+        return Pool(num_blocks, wanted_len, is_shortened=False, num_fitting=fitting_len)
     if limits.max_model_len is None and fitting_len > 0:
-        return Pool(num_blocks, fitting_len, is_shortened=True)
+        return Pool(num_blocks, fitting_len, is_shortened=True, num_fitting=fitting_len)
+    if limits.num_blocks_override is not None and fitting_len > 0:
+        return Pool(num_blocks, wanted_len, is_shortened=False, num_fitting=fitting_len)
     needed_bytes = (-(-wanted_len // spec.block_size) + 1) * spec.block_size_bytes
     raise ConfigError(
         f"the KV cache holds {fitting_len} tokens, fewer than max_model_len={wanted_len}: set "

@@ -415,9 +415,11 @@ async def test_a_model_that_cannot_be_loaded_ends_the_process_with_its_reason(
     served_dir: Path,
 ) -> None:
     async with fake_scheduler() as (_, address):
-        config = config_for(served_dir, address, num_gpu_blocks_override=4)
+        config = config_for(
+            served_dir, address, num_gpu_blocks_override=None, kv_cache_memory_bytes=50_000
+        )
         with pytest.RaisesGroup(
-            pytest.RaisesExc(ConfigError, match="--max-model-len to at most 48")
+            pytest.RaisesExc(ConfigError, match=r"--max-model-len to at most 48,")
         ):
             await serve(config, Lifecycle())
 

@@ -49,7 +49,7 @@ def test_num_gpu_blocks_override_beats_everything() -> None:
 
 
 def test_a_length_that_was_asked_for_and_does_not_fit_is_an_error_with_the_fix() -> None:
-    limits = replace(LIMITS, max_model_len=90, num_blocks_override=21)
+    limits = replace(LIMITS, max_model_len=90, kv_cache_bytes=21 * BLOCK_BYTES)
     with pytest.raises(ConfigError) as caught:
         size_pool(SPEC, limits, free_bytes=0)
     assert "--max-model-len to at most 80" in caught.value.message
@@ -57,8 +57,14 @@ def test_a_length_that_was_asked_for_and_does_not_fit_is_an_error_with_the_fix()
     assert f"--kv-cache-memory-bytes to at least {needed}" in caught.value.message
     # What the message says works.
     assert size_pool(SPEC, replace(limits, max_model_len=80), free_bytes=0).max_model_len == 80
-    enough = replace(limits, num_blocks_override=None, kv_cache_bytes=needed)
+    enough = replace(limits, kv_cache_bytes=needed)
     assert size_pool(SPEC, enough, free_bytes=0).max_model_len == 90
+
+
+def test_blocks_that_were_set_may_hold_less_than_the_length_that_was_set() -> None:
+    limits = replace(LIMITS, max_model_len=90, num_blocks_override=21)
+    pool = size_pool(SPEC, limits, free_bytes=0)
+    assert (pool.max_model_len, pool.num_fitting, pool.is_shortened) == (90, 80, False)
 
 
 def test_the_models_own_limit_is_shortened_to_the_cache_and_says_so() -> None:
