@@ -164,6 +164,14 @@ class System:
             f"{self.url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False
         )
 
+    def no_space(self) -> dict[str, float]:
+        """A ``logit_bias`` against white space: a random model fills JSON with all it may have."""
+        replies = [
+            httpx.post(f"{self.url}/tokenize", json={"prompt": text}, timeout=60, trust_env=False)
+            for text in (" ", "\n", "\r", "\t")
+        ]
+        return {str(token): -100.0 for reply in replies for token in reply.json()["tokens"]}
+
     @contextlib.contextmanager
     def stream(self, text: str = "Hello", **fields: Any) -> Iterator[Iterator[dict[str, Any]]]:
         """One streamed chat completion: its events. It closes the connection when left."""
