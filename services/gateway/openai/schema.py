@@ -58,8 +58,8 @@ _TOOL_CHOICE_SCHEMA: JsonDict = {
 }
 PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
         {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
         {
             "type": "array",
@@ -150,18 +150,26 @@ class CommonBody(StrictModel):
     stop: Annotated[Any, WithJsonSchema(_STOP_SCHEMA)] = Field(
         None, description="Text that ends a choice; it is not part of the answer."
     )
-    temperature: float | None = Field(None, description="0 = greedy; default 1.")
+    temperature: float | None = Field(
+        None, description="0 = greedy; default 1.", json_schema_extra={"minimum": 0}
+    )
     top_p: float | None = Field(
         None, description="Draw from the likeliest tokens that make up this probability; default 1."
     )
     seed: int | None = Field(
-        None, description="64-bit integer; the same seed gives the same answer. Drawn if not given."
+        None,
+        description="64-bit integer; the same seed gives the same answer. Drawn if not given.",
+        json_schema_extra={"minimum": -9223372036854775808, "maximum": 9223372036854775807},
     )
     presence_penalty: float | None = Field(
-        None, description="-2..2: lowers tokens that were generated before; default 0."
+        None,
+        description="-2..2: lowers tokens that were generated before; default 0.",
+        json_schema_extra={"minimum": -2, "maximum": 2},
     )
     frequency_penalty: float | None = Field(
-        None, description="-2..2: lowers tokens by how often they were generated; default 0."
+        None,
+        description="-2..2: lowers tokens by how often they were generated; default 0.",
+        json_schema_extra={"minimum": -2, "maximum": 2},
     )
     logit_bias: dict[str, float] | None = Field(
         None, description="Token id (as text) to a bias of -100..100."
@@ -178,15 +186,23 @@ class CommonBody(StrictModel):
     prompt_cache_retention: str | None = Field(None, description="Accepted without effect.")
     safety_identifier: str | None = Field(None, description="Accepted without effect.")
     top_k: int | None = Field(
-        None, description="Draw from that many likeliest tokens; 0 or -1 = off."
+        None,
+        description="Draw from that many likeliest tokens; 0 or -1 = off.",
+        json_schema_extra={"minimum": -1},
     )
     min_p: float | None = Field(
-        None, description="0..1: drop tokens less likely than this share of the likeliest."
+        None,
+        description="0..1: drop tokens less likely than this share of the likeliest.",
+        json_schema_extra={"minimum": 0, "maximum": 1},
     )
     repetition_penalty: float | None = Field(
         None, description="Above 1 lowers tokens of prompt and output; default 1."
     )
-    min_tokens: int | None = Field(None, description="Nothing ends the choice before; default 0.")
+    min_tokens: int | None = Field(
+        None,
+        description="Nothing ends the choice before; default 0.",
+        json_schema_extra={"minimum": 0},
+    )
     ignore_eos: bool | None = Field(None, description="Go on after the end-of-text token.")
     stop_token_ids: TokenIdList | None = Field(None, description="Tokens that end a choice.")
     include_stop_str_in_output: bool | None = Field(
@@ -199,7 +215,9 @@ class CommonBody(StrictModel):
         None, description="Default true; only matters with skip_special_tokens false."
     )
     truncate_prompt_tokens: int | None = Field(
-        None, description="Keep only that many last tokens of the prompt; -1 = what fits."
+        None,
+        description="Keep only that many last tokens of the prompt; -1 = what fits.",
+        json_schema_extra={"minimum": -1},
     )
     allowed_token_ids: TokenIdList | None = Field(
         None, description="Only these tokens can come out."
@@ -214,7 +232,9 @@ class CommonBody(StrictModel):
         None, description="Ends a choice that repeats itself, with finish_reason stop."
     )
     priority: int | None = Field(
-        None, description="Lower runs first; default 0, and nothing else under the policy fcfs."
+        None,
+        description="Lower runs first; default 0, and nothing else under the policy fcfs.",
+        json_schema_extra={"minimum": -2147483648, "maximum": 2147483647},
     )
     request_id: str | None = Field(
         None,
@@ -229,16 +249,22 @@ class GenerationBody(CommonBody):
     """Fields that chat and completions share."""
 
     stream_options: StreamOptions | None = Field(None, description="Only with stream true.")
-    n: int | None = Field(None, description="Choices per prompt; default 1.")
+    n: int | None = Field(
+        None,
+        description="Choices per prompt; default 1.",
+        json_schema_extra={"minimum": 1},
+    )
     max_tokens: int | None = Field(
         None,
         description=(
             "Most tokens to generate; default 16 in completions, the rest of the context in chat."
         ),
+        json_schema_extra={"minimum": 0},
     )
     prompt_logprobs: int | None = Field(
         None,
         description="Log-probabilities of the prompt, with that many alternatives; not streamed.",
+        json_schema_extra={"minimum": 0, "maximum": 20},
     )
     response_format: ResponseFormat | None = Field(None, description="The form of the answer.")
     return_token_ids: bool | None = Field(
@@ -286,7 +312,9 @@ class ToolCall(StrictModel):
 class ContentPart(StrictModel):
     """A part of a message; only text (and refusals) can be read."""
 
-    type: str = Field(description="text or refusal.")
+    type: str = Field(
+        description="text or refusal.", json_schema_extra={"enum": ["text", "refusal"]}
+    )
     text: str | None = None
     refusal: str | None = None
 
@@ -324,11 +352,15 @@ class ChatCompletionRequest(GenerationBody):
         description="The conversation.", min_length=1, max_length=MAX_MESSAGES
     )
     max_completion_tokens: int | None = Field(
-        None, description="Most tokens to generate; goes before max_tokens."
+        None,
+        description="Most tokens to generate; goes before max_tokens.",
+        json_schema_extra={"minimum": 1},
     )
     logprobs: bool | None = Field(None, description="Return log-probabilities.")
     top_logprobs: int | None = Field(
-        None, description="0..20 alternatives per token; needs logprobs true."
+        None,
+        description="0..20 alternatives per token; needs logprobs true.",
+        json_schema_extra={"minimum": 0, "maximum": 20},
     )
     prediction: dict[str, Any] | None = Field(
         None, description="Accepted without effect: a hint for speed."
@@ -395,7 +427,9 @@ class CompletionRequest(GenerationBody):
     )
     echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
     logprobs: int | None = Field(
-        None, description="Log-probabilities with 0..20 alternatives per token."
+        None,
+        description="Log-probabilities with 0..20 alternatives per token.",
+        json_schema_extra={"minimum": 0, "maximum": 20},
     )
     add_special_tokens: bool | None = Field(
         None, description="Whether the tokenizer adds its special tokens to a text; default true."
