@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch.nn import functional
@@ -21,7 +21,7 @@ class Embedding:
         self._weight: torch.Tensor | None = torch.empty(
             vocab_size, hidden_size, dtype=dtype, device=device
         )
-        self._lookup: Callable[[torch.Tensor], torch.Tensor] = self._plain_lookup
+        self._head: NativeLinear | None = None
 
     @property
     def weight(self) -> torch.Tensor:
@@ -35,14 +35,18 @@ class Embedding:
 
     def look_up_in(self, head: NativeLinear) -> None:
         """Use the head's copy of the table from here on; the plain one is let go."""
-        self._lookup = head.lookup
+        self._head = head
         self._weight = None
+
+    @property
+    def source(self) -> torch.Tensor | NativeLinear:
+        """What is looked up: the plain table, or the head that holds the only copy."""
+        return self.weight if self._head is None else self._head
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """``[num_tokens]`` int64 → ``[num_tokens, hidden_size]``, a fresh tensor."""
-        return self._lookup(input_ids)
-
-    def _plain_lookup(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self._head is not None:
+            return self._head.lookup(input_ids)
         return functional.embedding(input_ids, self.weight)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from services.worker.layers.linear_kernel import LinearKernel, make_linear_kernel
+from services.worker.layers.native_linear import NativeLinear
 from services.worker.native.library import Library
 
 
@@ -61,6 +62,12 @@ class Linear:
             self._weight, self._bias, library=library, is_gated=self._is_gated
         )
         self._weight = None
+
+    @property
+    def native(self) -> NativeLinear:
+        """The native kernel, where there is one."""
+        assert isinstance(self._kernel, NativeLinear), "asked for only where all linears are native"
+        return self._kernel
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, in_size]`` → ``[num_tokens, out_size]``, half of that if gated."""

@@ -16,6 +16,11 @@ class RmsNorm:
         self._eps = eps
         self._weight = torch.empty(size, dtype=dtype, device=device)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """``[size]``."""
+        return self._weight
+
     def weight_slots(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Checkpoint name and place of the weight."""
         yield f"{prefix}.weight", self._weight

@@ -57,6 +57,11 @@ class RotaryEmbedding:
         self._inverse_frequencies = inverse_frequencies
         self._dtype = dtype
 
+    @property
+    def inverse_frequencies(self) -> torch.Tensor:
+        """``[rotary_dim / 2]`` float32, radians per position."""
+        return self._inverse_frequencies
+
     def at(self, positions: torch.Tensor) -> Rotation:
         """The rotations of tokens at ``positions`` (``[num_tokens]`` int64)."""
         angles = positions.float()[:, None, None] * self._inverse_frequencies

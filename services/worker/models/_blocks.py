@@ -10,6 +10,7 @@ from services.worker.attention.base import AttentionStep
 from services.worker.layers.linear import Linear
 from services.worker.layers.rms_norm import RmsNorm
 from services.worker.layers.rotary import Rotation
+from services.worker.models._native_decoder import NativeLayer
 from services.worker.models.base import ModelConfig
 from services.worker.native.library import Library
 
@@ -17,7 +18,14 @@ Slots = Iterator[tuple[str, torch.Tensor]]
 
 
 class SelfAttention:
-    """Grouped-query attention with rotary positions; biases, q/k norms and window as configured."""
+    """Grouped-query attention with rotary positions; biases, q/k norms and window as configured.
+
+    Attributes:
+        qkv: Fused projection.
+        out: Output projection.
+        norms: Of queries and of keys, per head; ``None`` without.
+        window: See ``ModelConfig.sliding_windows``.
+    """
 
     def __init__(
         self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
@@ -26,38 +34,38 @@ class SelfAttention:
         self._num_kv_heads = config.num_kv_heads
         self._head_size = config.head_size
         self._scale = config.head_size**-0.5
-        self._window = config.sliding_windows[layer]
+        self.window = config.sliding_windows[layer]
         q_size = config.num_heads * config.head_size
         kv_size = config.num_kv_heads * config.head_size
-        self._qkv = Linear(
+        self.qkv = Linear(
             config.hidden_size,
             {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
             bias=config.qkv_bias,
             dtype=dtype,
             device=device,
         )
-        self._out = Linear(
+        self.out = Linear(
             q_size, {"o_proj": config.hidden_size}, bias=config.o_bias, dtype=dtype, device=device
         )
-        self._norms: tuple[RmsNorm, RmsNorm] | None = None
+        self.norms: tuple[RmsNorm, RmsNorm] | None = None
         if config.qk_norm:
-            self._norms = (
+            self.norms = (
                 RmsNorm(config.head_size, eps=config.rms_norm_eps, dtype=dtype, device=device),
                 RmsNorm(config.head_size, eps=config.rms_norm_eps, dtype=dtype, device=device),
             )
 
     def weight_slots(self, prefix: str) -> Slots:
         """Checkpoint names and places of all weights."""
-        yield from self._qkv.weight_slots(prefix)
-        yield from self._out.weight_slots(prefix)
-        if self._norms is not None:
-            yield from self._norms[0].weight_slots(f"{prefix}q_norm")
-            yield from self._norms[1].weight_slots(f"{prefix}k_norm")
+        yield from self.qkv.weight_slots(prefix)
+        yield from self.out.weight_slots(prefix)
+        if self.norms is not None:
+            yield from self.norms[0].weight_slots(f"{prefix}q_norm")
+            yield from self.norms[1].weight_slots(f"{prefix}k_norm")
 
     def finish_loading(self, library: Library | None) -> None:
         """See ``CausalLM.finish_loading``."""
-        self._qkv.finish_loading(library)
-        self._out.finish_loading(library)
+        self.qkv.finish_loading(library)
+        self.out.finish_loading(library)
 
     def __call__(
         self,
@@ -68,7 +76,7 @@ class SelfAttention:
         attention: AttentionStep,
     ) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` → the same."""
-        heads = self._qkv(hidden).view(len(hidden), -1, self._head_size)
+        heads = self.qkv(hidden).view(len(hidden), -1, self._head_size)
         # Queries and keys stand side by side in the fused output: one rotation does both.
         num_rotated = self._num_heads + self._num_kv_heads
         rotated = rotation.apply(self._normalised(heads[:, :num_rotated]))
@@ -78,23 +86,28 @@ class SelfAttention:
             heads[:, num_rotated:],
             kv_cache=kv_cache,
             scale=self._scale,
-            sliding_window=self._window,
+            sliding_window=self.window,
         )
-        return self._out(attended.flatten(1))
+        return self.out(attended.flatten(1))
 
     def _normalised(self, query_key: torch.Tensor) -> torch.Tensor:
-        if self._norms is None:
+        if self.norms is None:
             return query_key
         query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
-        return torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
+        return torch.cat((self.norms[0](query), self.norms[1](key)), dim=1)
 
 
 class Mlp:
-    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``.
+
+    Attributes:
+        gate_up: Fused projections and what is between them.
+        down: Output projection.
+    """
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         inner = config.intermediate_size
-        self._gate_up = Linear(
+        self.gate_up = Linear(
             config.hidden_size,
             {"gate_proj": inner, "up_proj": inner},
             bias=config.mlp_bias,
@@ -102,7 +115,7 @@ class Mlp:
             device=device,
             is_gated=True,
         )
-        self._down = Linear(
+        self.down = Linear(
             inner,
             {"down_proj": config.hidden_size},
             bias=config.mlp_bias,
@@ -112,17 +125,17 @@ class Mlp:
 
     def weight_slots(self, prefix: str) -> Slots:
         """Checkpoint names and places of all weights."""
-        yield from self._gate_up.weight_slots(prefix)
-        yield from self._down.weight_slots(prefix)
+        yield from self.gate_up.weight_slots(prefix)
+        yield from self.down.weight_slots(prefix)
 
     def finish_loading(self, library: Library | None) -> None:
         """See ``CausalLM.finish_loading``."""
-        self._gate_up.finish_loading(library)
-        self._down.finish_loading(library)
+        self.gate_up.finish_loading(library)
+        self.down.finish_loading(library)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, hidden_size]`` → the same."""
-        return self._down(self._gate_up(hidden))
+        return self.down(self.gate_up(hidden))
 
 
 class DecoderLayer:
@@ -148,6 +161,20 @@ class DecoderLayer:
         """See ``CausalLM.finish_loading``."""
         self._attention.finish_loading(library)
         self._mlp.finish_loading(library)
+
+    def native(self) -> NativeLayer:
+        """The layer as the native decoder takes it, once its linears are native."""
+        attention, mlp = self._attention, self._mlp
+        norms = attention.norms
+        return NativeLayer(
+            qkv=attention.qkv.native.handle,
+            out=attention.out.native.handle,
+            gate_up=mlp.gate_up.native.handle,
+            down=mlp.down.native.handle,
+            norms=(self._attention_norm.weight, self._mlp_norm.weight),
+            head_norms=None if norms is None else (norms[0].weight, norms[1].weight),
+            window=attention.window,
+        )
 
     def __call__(
         self,

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from services.worker.attention.base import AttentionStep
+from services.worker.attention.native_cpu import NativeCpuStep
 from services.worker.layers.embedding import Embedding, TiedHead
 from services.worker.layers.linear import Linear
+from services.worker.layers.linear_kernel import has_native_linear
 from services.worker.layers.rms_norm import RmsNorm
 from services.worker.layers.rotary import (
     RotaryEmbedding,
@@ -16,6 +18,7 @@ from services.worker.layers.rotary import (
     llama3_frequencies,
 )
 from services.worker.models._blocks import DecoderLayer
+from services.worker.models._native_decoder import NativeDecoder
 from services.worker.models.base import ModelConfig, RopeConfig
 from services.worker.native.library import Library
 
@@ -25,6 +28,8 @@ class DecoderLM:
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         size = config.hidden_size
+        self._config = config
+        self._native: NativeDecoder | None = None
         self._embedding = Embedding(config.vocab_size, size, dtype=dtype, device=device)
         self._layers = [
             DecoderLayer(config, layer, dtype=dtype, device=device)
@@ -51,10 +56,20 @@ class DecoderLM:
         return slots
 
     def finish_loading(self, library: Library | None) -> None:
-        """Let every linear layer choose its kernel."""
+        """Let every linear layer choose its kernel; if all are native, so is the forward pass."""
         for layer in self._layers:
             layer.finish_loading(library)
         self._head.finish_loading(library)
+        norm = self._norm.weight
+        if library is not None and has_native_linear(norm.dtype, norm.device):
+            self._native = NativeDecoder(
+                self._config,
+                [layer.native() for layer in self._layers],
+                frequencies=self._rotary.inverse_frequencies,
+                embedding=self._embedding.source,
+                norm=norm,
+                library=library,
+            )
 
     def forward(
         self,
@@ -65,6 +80,10 @@ class DecoderLM:
         attention: AttentionStep,
     ) -> torch.Tensor:
         """Run all layers over the step's tokens."""
+        if self._native is not None and isinstance(attention, NativeCpuStep):
+            return self._native.forward(
+                input_ids, positions, kv_caches=kv_caches, batch=attention.arguments
+            )
         rotation = self._rotary.at(positions)
         residual = self._embedding(input_ids)
         added: torch.Tensor | None = None

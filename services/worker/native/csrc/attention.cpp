@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kChunk = 64;       // keys of one softmax update
 constexpr int kPart = 512;       // keys after which the state starts anew
-constexpr int kRowsOfBlock = 96; // rows that share what is loaded of the cache
+constexpr int kRowsOfBlock = 192; // rows that share what is loaded of the cache
 constexpr int kRowsSplit = 16;   // blocks of at most so many rows are split by parts over threads
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 

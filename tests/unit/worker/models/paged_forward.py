@@ -12,6 +12,8 @@ from services.worker.attention.base import AttentionBatch
 from services.worker.kv_cache.allocation import allocate
 from services.worker.kv_cache.spec import KvCacheSpec
 from services.worker.loader.load_model import LoadedModel, load_model
+from services.worker.native.isa import IsaSetting
+from services.worker.native.library import load_library
 
 CPU = torch.device("cpu")
 
@@ -100,13 +102,16 @@ class PagedForward:
         return block_id * self._block_size + position % self._block_size
 
 
-def load(model_dir: Path, *, dtype: str = "auto", block_size: int = 4) -> LoadedModel:
-    """Load a directory for the CPU with the reference attention."""
+def load(
+    model_dir: Path, *, dtype: str = "auto", block_size: int = 4, isa: IsaSetting = "off"
+) -> LoadedModel:
+    """Load a directory for the CPU: natively up to ``isa``, or all in torch."""
     return load_model(
         model_dir,
         dtype=dtype,
         device=CPU,
-        attention_backend="torch_sdpa",
+        attention_backend="auto",
         block_size=block_size,
         report=lambda done, total: None,
+        library=load_library(isa),
     )

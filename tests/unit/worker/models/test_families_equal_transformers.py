@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from services.worker.native.isa import LEVELS, IsaSetting, best_level, machine_flags
 from tests.tiny_models import make_tiny_model
 from tests.unit.worker.models.paged_forward import PagedForward, load
 
@@ -61,6 +62,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+LEVELS_HERE = [isa.name for isa in LEVELS[: best_level(machine_flags()) + 1]]
+ISA_SETTINGS = ["off", *LEVELS_HERE]
+
 LENGTHS = (41, 5, 23)
 # One step each: whole prompts, then chunks beside decodes, then decodes alone.
 WHOLE = [LENGTHS]
@@ -86,9 +90,12 @@ def reference_logits(model_dir: Path, dtype: torch.dtype = torch.float32) -> lis
         return [model(torch.tensor([ids])).logits[0].float() for ids in sequences()]
 
 
-def test_logits_equal_transformers_whole_chunked_and_decoded(model_dir: Path) -> None:
+@pytest.mark.parametrize("isa", ISA_SETTINGS)
+def test_logits_equal_transformers_whole_chunked_and_decoded(
+    model_dir: Path, isa: IsaSetting
+) -> None:
     expected = reference_logits(model_dir)
-    loaded = load(model_dir)
+    loaded = load(model_dir, isa=isa)
     for chunks in (WHOLE, CHUNKED):
         actual = PagedForward(loaded, sequences(), block_size=4, seed=len(chunks)).run(chunks)
         for row, wanted in zip(actual, expected, strict=True):
@@ -111,14 +118,26 @@ def is_decided(logits: torch.Tensor) -> torch.Tensor:
     return best - second > 5e-3
 
 
+@pytest.mark.parametrize("isa", LEVELS_HERE)
+def test_float32_logits_are_bitwise_the_same_natively_whatever_the_chunks(
+    model_dir: Path, isa: IsaSetting
+) -> None:
+    """The whole forward pass computes each token by itself."""
+    loaded = load(model_dir, isa=isa)
+    whole = PagedForward(loaded, sequences(), block_size=4).run(WHOLE)
+    chunked = PagedForward(loaded, sequences(), block_size=4, seed=1).run(CHUNKED)
+    assert all(torch.equal(a, b) for a, b in zip(whole, chunked, strict=True))
+
+
+@pytest.mark.parametrize("isa", ISA_SETTINGS)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_bfloat16_is_as_close_to_float32_as_transformers_in_bfloat16(
-    family: str, tmp_path: Path
+    family: str, isa: IsaSetting, tmp_path: Path
 ) -> None:
     model_dir = make_tiny_model(tmp_path, family, dtype="bfloat16")
     exact = torch.cat(reference_logits(model_dir))
     theirs = torch.cat(reference_logits(model_dir, torch.bfloat16))
-    loaded = load(model_dir)
+    loaded = load(model_dir, isa=isa)
     ours = torch.cat(PagedForward(loaded, sequences(), block_size=4).run(CHUNKED))
     assert loaded.dtype == torch.bfloat16
     # Root mean square errors of the same kind of rounding in another order: within a quarter.

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.worker.loader.load_model import LoadedModel
+from services.worker.native.isa import IsaSetting
 from tests.unit.worker.models.paged_forward import PagedForward, load
 
 PROMPT = (
@@ -18,12 +19,15 @@ PROMPT = (
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("isa", ["off", "auto"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_smollm2_knows_the_capital_of_france(dtype: str, smollm2_dir: Path) -> None:
+def test_smollm2_knows_the_capital_of_france(
+    dtype: str, isa: IsaSetting, smollm2_dir: Path
+) -> None:
     tokenizer = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
     ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
     assert len(ids) == 42
-    loaded = load(smollm2_dir, dtype=dtype, block_size=16)
+    loaded = load(smollm2_dir, dtype=dtype, block_size=16, isa=isa)
     answer = greedy(loaded, ids)
     assert tokenizer.decode(answer) == "The capital of France is Paris."
 
