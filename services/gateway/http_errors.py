@@ -20,6 +20,7 @@ from services.common.errors import (
     Unavailable,
 )
 from services.common.telemetry import get_logger
+from services.gateway.request_id import id_header
 
 DEFAULT_RETRY_AFTER_S = 1.0
 
@@ -96,5 +97,6 @@ def _of_status(error: HTTPException, request: Request) -> SluicewayError:
     return InvalidRequest(f"{route}: {error.detail}")
 
 
-async def _bug(_request: Request, error: Exception) -> Response:
-    return error_response(unexpected(error))
+async def _bug(request: Request, error: Exception) -> Response:
+    """Starlette asks for this answer outside of every middleware, so the id is put in here."""
+    return error_response(unexpected(error), headers=id_header(request.scope))

@@ -198,6 +198,7 @@ async def test_a_bug_is_a_500_in_the_envelope_that_tells_nothing_but_where_to_lo
     error = error_of(response)
     assert error["type"] == "internal_error"
     assert "debug id" in str(error["message"]) and "secret" not in response.text
+    assert response.headers["x-request-id"].startswith("req-")
 
 
 async def test_an_error_is_not_the_end_of_the_service(front: Front) -> None:
