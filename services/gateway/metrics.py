@@ -32,6 +32,7 @@ from prometheus_client.registry import Collector
 from services.gateway.admission import Admission
 from services.gateway.fleet import Engine, Fleet
 from services.gateway.generation import Finish, GenerationRequest, Update
+from services.gateway.openai.responses.store import ResponseStore
 
 _FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -205,16 +206,18 @@ class RequestRecord:
 class GatewayMetrics:
     """Everything that ``/metrics`` shows."""
 
-    def __init__(self, fleet: Fleet, admission: Admission) -> None:
+    def __init__(self, fleet: Fleet, admission: Admission, responses: ResponseStore) -> None:
         """
         Args:
             fleet: Where the engines' figures are.
             admission: How many requests are inside.
+            responses: Those that are kept.
         """
         self._fleet = fleet
         self._histograms = {key: Histogram(made) for key, made in _HISTOGRAMS.items()}
         self._registry = CollectorRegistry()
         self._registry.register(_FleetCollector(fleet, admission, self._histograms))
+        self._registry.register(_ResponseCollector(responses))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
 
@@ -316,6 +319,26 @@ class _FleetCollector(Collector):
             "sluiceway_gateway_ready",
             "1 if a request would succeed.",
             value=int(readiness.is_ready),
+        )
+
+
+class _ResponseCollector(Collector):
+    """What is kept of POST /v1/responses."""
+
+    def __init__(self, responses: ResponseStore) -> None:
+        self._responses = responses
+
+    def collect(self) -> Iterator[Metric]:
+        """prometheus_client."""
+        yield GaugeMetricFamily(
+            "sluiceway_gateway_stored_responses",
+            "Responses that are kept and can be found.",
+            value=len(self._responses),
+        )
+        yield GaugeMetricFamily(
+            "sluiceway_gateway_stored_response_bytes",
+            "Bytes of kept responses and of what they go on from.",
+            value=self._responses.num_bytes,
         )
 
 

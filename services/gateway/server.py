@@ -151,7 +151,7 @@ def assemble(
         store: Responses that are kept.
         jobs: Responses that are made in the background.
     """
-    metrics = GatewayMetrics(fleet, admission)
+    metrics = GatewayMetrics(fleet, admission, store)
     planning = PlanContext(
         fleet=fleet,
         limits=Limits(

@@ -113,3 +113,16 @@ async def test_figures_change_as_soon_as_the_tokenizer_says_so(front: Front) -> 
 
 async def test_requests_inside_are_counted(front: Front) -> None:
     assert (await page(front))["sluiceway_gateway_requests_in_flight"] == 0
+
+
+async def test_it_tells_how_many_responses_are_kept(front: Front) -> None:
+    first = (await front.respond()).json()["id"]
+    await front.respond(store=False)
+    await front.respond("more", previous_response_id=first)
+    samples = await page(front)
+    assert samples["sluiceway_gateway_stored_responses"] == 2
+    before = samples["sluiceway_gateway_stored_response_bytes"]
+    await front.http.delete(f"/v1/responses/{first}")
+    samples = await page(front)
+    assert samples["sluiceway_gateway_stored_responses"] == 1
+    assert samples["sluiceway_gateway_stored_response_bytes"] == before > 1000  # still gone on from
