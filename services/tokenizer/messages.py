@@ -135,6 +135,7 @@ def _tool_call(call: JsonObject, *, where: str) -> JsonObject:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments else {}
+            json.dumps(arguments, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(
                 f"{where}.tool_calls: arguments are not JSON: {error}", param="messages"

@@ -235,6 +235,7 @@ ITEM = "input[0]"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"given": []}, "input"),
     ({"given": 5}, "input"),
+    ({"given": [{"type": "reasoning", "summary": []}]}, "input"),
     ({"given": [5]}, ITEM),
     ({"given": [{"type": "web_search_call", "id": "x"}]}, ITEM),
     ({"given": [{"type": "custom_tool_call_output", "call_id": "x", "output": ""}]}, ITEM),

@@ -30,6 +30,12 @@ def parsed(*messages: Any, keep_parts: bool = False) -> list[dict[str, Any]]:
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "assistant", "content": None, "tool_calls": "no"}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}],
+            }
+        ],
     ],
 )
 def test_what_is_no_chat_is_refused(messages: Any) -> None:

@@ -29,10 +29,13 @@ def chat_body(body: ResponseRequest, raw: JsonObject, items: Sequence[Item]) -> 
     Raises:
         InvalidRequest: Names the field.
     """
+    messages = messages_of(body.instructions, items)
+    if not messages:
+        raise InvalidRequest("input says nothing: thoughts alone are none", param="input")
     wants_logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
     chat: JsonObject = {name: raw[name] for name in _PASSED_ON if name in raw}
     chat |= {
-        "messages": messages_of(body.instructions, items),
+        "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": wants_logprobs,
         "top_logprobs": body.top_logprobs if wants_logprobs else None,
