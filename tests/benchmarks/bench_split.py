@@ -149,6 +149,7 @@ async def _read_stream(host: str, port: int, prompt: list[int], work: Work) -> i
             num_events += piece.count(b"data: ")
             tail = (tail + piece)[-64:]
     writer.close()
+    await writer.wait_closed()
     assert b"[DONE]" in tail, tail
     return num_events - 2  # without the choice's end and the stream's
 

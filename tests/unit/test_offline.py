@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import Constraint, ConstraintKind, SamplingParams
 from services.offline import LLM, Job, LLMOptions
 from services.scheduler.core.output import FinishReason
+from services.worker.runner.input_batch import InputBatch
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.step_input import Step
 from services.worker.runner.step_output import StepOutput
@@ -116,6 +118,37 @@ def test_a_request_that_breaks_its_steps_ends_alone_and_the_others_go_on(
     assert broken.finished.reason is FinishReason.ERROR
     assert "ValueError: 63" in str(broken.finished.error)
     assert [output.choices[0].token_ids for output in outputs] == expected
+
+
+def test_a_row_with_nan_ends_alone_and_whoever_hit_its_blocks_in_the_same_step_is_right(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = [*range(100, 116)]
+    bad, good = [*shared, 63], [*shared, 64]
+    assert llm.reset_prefix_cache()
+    (expected,) = llm.generate([good], GREEDY)
+    assert llm.reset_prefix_cache()
+    run = ModelRunner._run
+
+    def poisoned(runner: ModelRunner, batch: InputBatch) -> Any:
+        samples, *rest = run(runner, batch)
+        starts = batch.query_start_loc
+        for index in range(len(batch.rows)):
+            tokens = slice(starts[index], starts[index + 1])
+            if 63 not in batch.input_ids[tokens] or samples is None:
+                continue
+            blocks = torch.div(batch.attention.slot_mapping[tokens], 16, rounding_mode="floor")
+            for cache in runner._kv_caches:
+                cache[:, blocks] = torch.nan
+            samples.sampled.scores[list(batch.sampling_index).index(index)] = torch.nan
+        return samples, *rest
+
+    monkeypatch.setattr(ModelRunner, "_run", poisoned)
+    first, second = llm.generate([bad, good], GREEDY)
+    assert first.choices[0].finished.reason is FinishReason.ERROR
+    assert "nan" in str(first.choices[0].finished.error)
+    assert second.choices[0].token_ids == expected.choices[0].token_ids
+    assert second.choices[0].finished.life.num_preemptions == 1
 
 
 def test_a_constraint_holds_for_every_choice_also_after_preemption(llm: LLM) -> None:

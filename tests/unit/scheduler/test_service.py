@@ -109,6 +109,23 @@ async def test_a_cancelled_request_frees_its_blocks_before_the_next_step_ends(
     worker.may_step.set()
 
 
+async def test_an_abort_right_behind_its_add_neither_overtakes_it_nor_lets_it_emit(
+    stage: Stage,
+) -> None:
+    worker, client = await stage.pair()
+    worker.may_step.clear()
+    handles = [client.add([1, 2, 3], LONG)[0] for _ in range(5)]
+    for handle in handles:
+        client.abort(handle)
+    for handle in handles:
+        end = await client.finished(handle)
+        assert end.reason == common_pb2.FINISH_REASON_ABORT
+    worker.may_step.set()  # the results of steps that had been sent come now
+    (last,) = client.add([4, 5])
+    await client.finished(last)
+    assert all(client.handles[handle].token_ids == [] for handle in handles)
+
+
 async def test_a_request_that_waits_ends_at_its_deadline_though_nothing_else_happens(
     stage: Stage,
 ) -> None:
