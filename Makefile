@@ -33,8 +33,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 ## bench-split: tokens/s of one process and of the five, side by side; the last line is the ratio
+# (with the worker's default of omp_spin_count on both sides)
 bench-split: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.benchmarks.bench_split --model $(MODEL) $(BENCH_FLAGS)
+	GOMP_SPINCOUNT=10000 $(BIN)/python -m tests.benchmarks.bench_split --model $(MODEL) $(BENCH_FLAGS)
 
 ## bench: how fast `serve` answers, workload by workload; a table, and build/bench.json
 bench: $(VENV)/.installed-dev

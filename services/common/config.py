@@ -165,6 +165,11 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **overrides}
 
 
+def set_default_environment(name: str, value: str) -> None:
+    """Set a variable that a library reads as it is loaded, unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
 def user_cache_dir() -> Path:
     """For files that can be made again: ``$XDG_CACHE_HOME/sluiceway`` or ``~/.cache/sluiceway``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluiceway"

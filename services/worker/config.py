@@ -57,6 +57,12 @@ class WorkerConfig(ServiceConfig):
         description="Threads of one torch operation on the CPU; default: OMP_NUM_THREADS, else one "
         "per core.",
     )
+    omp_spin_count: int = Field(
+        10_000,
+        ge=0,
+        description="Rounds that a waiting thread of torch's OpenMP spins before it sleeps, unless "
+        "GOMP_SPINCOUNT says it: more keeps the other processes from the cores.",
+    )
     cpu_isa: IsaSetting = Field(
         "auto",
         description="Highest instruction set that the native CPU library uses; auto = the "
