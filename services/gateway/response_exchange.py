@@ -10,7 +10,8 @@ from starlette.types import Scope
 from services.common.errors import SluicewayError
 from services.gateway.event_log import EventLog
 from services.gateway.exchange import ExchangeContext, JsonObject, send_json
-from services.gateway.generation_exchange import GenerationExchange
+from services.gateway.generation import ChatPrompt
+from services.gateway.generation_exchange import GenerationExchange, in_client_words
 from services.gateway.openai.plan import Caller
 from services.gateway.openai.responses.events import error_event
 from services.gateway.openai.responses.plan import ResponsePlan
@@ -47,11 +48,25 @@ class ResponseExchange(GenerationExchange):
             await self._have_made(planned, caller, stream)
         else:
             self._reply = planned.reply
-            await self.carry_out(planned.plan, stream)
+            await self._make(planned, stream)
+
+    async def _make(self, planned: ResponsePlan, stream: EventStream) -> None:
+        """Make the response and give the reply, once the conversation fits."""
+        plan = planned.plan
+        if planned.truncation is not None:
+            (request,) = plan.requests
+
+            async def count(prompt: ChatPrompt) -> int:
+                _, ids = await self.context.client.render(request.model, prompt)
+                return len(ids)
+
+            with in_client_words(plan.in_client_words):
+                plan = planned.with_prompt(await planned.truncation.fitted(count))
+        await self.carry_out(plan, stream)
 
     async def _have_made(self, planned: ResponsePlan, caller: Caller, stream: EventStream) -> None:
         """Have the response made, and tell of it until the client goes; the places go with it."""
-        work = partial(self.carry_out, planned.plan)
+        work = partial(self._make, planned)
         told = planned.reply.as_json()
         job = self._jobs.start(planned, work, tenant=caller.tenant, held=self.held.pop_all())
         if planned.plan.is_stream:

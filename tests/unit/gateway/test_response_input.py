@@ -295,7 +295,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tools[0].parameters",
     ),
     ({"tools": [WEATHER]}, "tools"),  # how this model writes calls is not known
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "sometimes"}, "truncation"),
     ({"previous_response_id": "resp_no"}, "previous_response_id"),
     ({"prompt": {"id": "x"}}, "prompt"),
     ({"conversation": "x"}, "conversation"),

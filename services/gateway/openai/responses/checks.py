@@ -46,11 +46,6 @@ def checked_body(raw: JsonObject, context: PlanContext) -> ResponseRequest:
         fields.check(tool.model_extra, also_refused=REFUSED_OF_TOOLS, where=f"tools[{index}].")
     _check_include(body.include or ())
     _check_metadata(body.metadata or {})
-    if body.truncation not in (None, "disabled"):
-        raise InvalidRequest(
-            f"truncation: only disabled is supported, got {body.truncation[:40]!r}",
-            param="truncation",
-        )
     if body.background and body.store is False:
         raise InvalidRequest("background needs store: true", param="background")
     return body

@@ -47,7 +47,7 @@ def response_head(body: ResponseRequest, talk: Conversation, *, created_at: int)
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_logprobs": talk.num_top or 0,
         "top_p": request.sampling.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from services.common.errors import InvalidRequest, NotFound
+from services.gateway.generation import ChatPrompt, GenerationRequest
 from services.gateway.openai.conversation import conversation
 from services.gateway.openai.parse import validate
 from services.gateway.openai.plan import Caller, Plan, PlanContext, check_common
@@ -22,6 +23,7 @@ from services.gateway.openai.responses.reply import ResponseOptions, ResponseRep
 from services.gateway.openai.responses.schema import ResponseRequest
 from services.gateway.openai.responses.store import ResponseStore, Turn
 from services.gateway.openai.responses.transcript import check_calls
+from services.gateway.openai.responses.truncation import Truncation
 from services.gateway.openai.schema import ChatCompletionRequest
 
 ENDED_WELL = ("completed", "incomplete")
@@ -39,6 +41,7 @@ class ResponsePlan:
         given: The request's own items.
         before: What it goes on from.
         is_background: Whether the client does not wait; then who runs it keeps it.
+        truncation: How the conversation is made to fit; ``None`` = it must as it is.
     """
 
     plan: Plan
@@ -46,6 +49,12 @@ class ResponsePlan:
     given: list[Item]
     before: Turn | None
     is_background: bool
+    truncation: Truncation | None
+
+    def with_prompt(self, prompt: ChatPrompt) -> Plan:
+        """The plan with another prompt."""
+        (request,) = self.plan.requests
+        return replace(self.plan, requests=(replace(request, prompt=prompt),))
 
 
 def plan_response(
@@ -74,7 +83,8 @@ def plan_response(
     given = resolved(items_of(body.input), lambda item_id: store.item(caller.tenant, item_id))
     history = [] if before is None else before.conversation()
     check_calls(history, given)
-    chat = chat_body(body, raw, [*history, *given])
+    items = [*history, *given]
+    chat = chat_body(body, raw, items)
     with in_own_words():
         validated = validate(chat, ChatCompletionRequest)
         info = check_common(validated, context, also_refused={})
@@ -104,7 +114,18 @@ def plan_response(
         on_end=None if is_background or body.store is False else keep,
     )
     plan = Plan((talk.request,), reply, bool(body.stream), own_names(talk.spellings))
-    return ResponsePlan(plan, reply, given, before, is_background)
+    truncation = _truncation(body, talk.request, items, info.max_model_len)
+    return ResponsePlan(plan, reply, given, before, is_background, truncation)
+
+
+def _truncation(
+    body: ResponseRequest, request: GenerationRequest, items: list[Item], max_model_len: int
+) -> Truncation | None:
+    if body.truncation != "auto" or not max_model_len:
+        return None
+    assert isinstance(request.prompt, ChatPrompt)
+    room = max_model_len - (request.sampling.max_tokens or 1)
+    return Truncation(request.prompt, body.instructions, items, room)
 
 
 def _before(body: ResponseRequest, caller: Caller, store: ResponseStore) -> Turn | None:

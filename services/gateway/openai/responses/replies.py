@@ -145,7 +145,7 @@ class ResponseObject(BaseModel):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     user: str | None
 
 

@@ -232,8 +232,12 @@ class ResponseRequest(CommonBody):
     top_logprobs: int | None = Field(
         None, description="0..20 alternatives per token; log-probabilities are returned if not 0."
     )
-    truncation: str | None = Field(
-        None, description="disabled: input that does not fit is a 400; auto is refused."
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None,
+        description=(
+            "disabled (default): a conversation that does not fit is a 400; auto: its oldest "
+            "turns are left out, but for system and developer messages."
+        ),
     )
     store: bool | None = Field(
         None, description="Whether the response can be retrieved and continued; default true."

@@ -193,3 +193,21 @@ async def test_one_key_does_not_find_what_another_has_stored() -> None:
         for call in (two.responses.retrieve, two.responses.delete, two.responses.input_items.list):
             with pytest.raises(openai.NotFoundError):
                 await call(response.id)
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_conversation_that_is_too_long_loses_its_oldest_turns_if_it_may(
+    front: Front, background: bool
+) -> None:
+    given: Any = [{"role": "user", "content": f"{number} word " * 8} for number in range(20)]
+    async with async_client(front) as client:
+        response = await client.responses.create(
+            model=MODEL, input=given, truncation="auto", background=background
+        )
+        await front.tokenizer.wait_for_requests(1)
+        sent = json.loads(front.tokenizer.requests[0].chat.messages_json)
+        items = await client.responses.input_items.list(response.id, limit=100)
+    assert response.truncation == "auto"
+    assert 10 < len(sent) < 20  # each is 17 of the 256 tokens
+    assert sent[-1]["content"].startswith("19 word")
+    assert len(items.data) == 20
