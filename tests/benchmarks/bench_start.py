@@ -26,7 +26,7 @@ from services.launcher.ports import PortWish, choose_ports
 from tests.benchmarks.load import LoadClient, LoadError
 
 TIMEOUT_S = 600.0
-RETRY_S = 0.01
+RETRY_S = 0.05
 END_S = 60.0
 
 
