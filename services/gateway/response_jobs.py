@@ -123,13 +123,17 @@ class ResponseJobs:
     async def _see_through(
         self, job: ResponseJob, work: Work, *, tenant: str, held: ExitStack
     ) -> None:
-        with held:
-            await job.run(work, self._admission)
         response_id = job.planned.reply.response_id
-        self._store.put(tenant, response_id, job.as_turn())
-        del self._running[tenant, response_id]
-        job.log.close()
-        job.has_ended.set()
+        try:
+            with held:
+                await job.run(work, self._admission)
+            self._store.put(tenant, response_id, job.as_turn())
+        except Exception as error:
+            unexpected(error)  # a bug with one of them: the others go on
+        finally:
+            del self._running[tenant, response_id]
+            job.log.close()
+            job.has_ended.set()
 
     def get(self, tenant: str, response_id: str) -> ResponseJob | None:
         """One that is being made; ``None`` = it is not, or is somebody else's."""

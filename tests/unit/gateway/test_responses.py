@@ -283,6 +283,16 @@ def test_a_failure_ends_the_stream_with_the_failed_response(
     assert b'"failed"' in kept.response
 
 
+def test_what_has_ended_is_neither_cancelled_nor_failed(desk: Desk) -> None:
+    planned = desk.plan_response(stream=True)
+    for update in desk.updates(planned.plan):
+        planned.reply.events(*update)
+    planned.reply.last_events()
+    ended = planned.reply.as_json()
+    assert planned.reply.cancel() == planned.reply.fail(RequestFailed("NaN")) == b""
+    assert planned.reply.as_json() == ended and ended["status"] == "completed"
+
+
 def test_a_failure_before_the_first_event_is_told_with_the_response(desk: Desk) -> None:
     events = named_events(desk.plan_response(stream=True).reply.fail(RequestFailed("NaN")))
     assert [event["type"] for event in events] == ["response.created", "response.failed"]

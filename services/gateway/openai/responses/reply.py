@@ -30,7 +30,7 @@ class ResponseOptions:
         head: The fields of the response that never change.
         num_top: Alternatives per token; ``None`` = no log-probabilities.
         shows_reasoning: Whether the thought is part of the reply.
-        is_background: Whether the client waits for the answer.
+        is_background: Whether it is made though nobody waits for it.
     """
 
     head: JsonObject
@@ -124,6 +124,8 @@ class ResponseReply:
 
     def cancel(self) -> bytes:
         """The response was cancelled; events that end its stream."""
+        if self._completed_at is not None:
+            return b""  # too late
         self._end(CANCELLED, item_status=INCOMPLETE)
         self._events.add(
             "error", code="cancelled", message="the response was cancelled", param=None
@@ -170,7 +172,7 @@ class ResponseReply:
         num_thought = self._parser.num_reasoning_tokens
         self.tally.reasoned(update.index, num_thought)
         self._logprobs.add(
-            update.logprobs, num_thought=num_thought, is_end=self._finish is not None
+            update.logprobs, num_thought=num_thought, is_end=update.finish is not None
         )
         if delta.reasoning and self._options.shows_reasoning:
             self._output.think(delta.reasoning)
@@ -180,8 +182,7 @@ class ResponseReply:
             else:
                 self._logprobs.take()  # of the call's tokens: it has no place for them
                 self._output.call(part)
-
-        if self._finish is not None:
+        if update.finish is not None:
             self._output.finish_text(self._logprobs.take())
 
     def _complete(self) -> None:
