@@ -170,9 +170,11 @@ class PromptFacts:
         raw = self.first_token_text.encode()
         if "\ufffd" not in self.first_token_text:
             return raw
-        rest = sum(len(entry.token_bytes) for entry in self.logprobs)
+        rest = b"".join([entry.token_bytes for entry in self.logprobs])
         text = self.text.encode()
-        return text[: max(len(text) - rest, 0)] or raw
+        if not text.endswith(rest):
+            return raw  # the prompt ends, or is broken, inside a character
+        return text.removesuffix(rest) or raw
 
     @property
     def logprobs(self) -> list[TokenLogprob]:

@@ -138,3 +138,22 @@ def test_tokens_can_be_named_by_id(desk: Desk) -> None:
     assert entry["token"] == entry["top_logprobs"][0]["token"] == f"token_id:{hello}"
     reply = desk.complete(logprobs=1, **fields)
     assert reply["choices"][0]["logprobs"]["tokens"] == [f"token_id:{hello}"]
+
+
+@pytest.mark.parametrize("pieces", [PEPPER[:2], PEPPER[1:], (b"\x8c",)], ids=str)
+def test_an_echoed_prompt_that_is_broken_inside_a_character_names_no_other_one(
+    desk: Desk, pieces: tuple[bytes, ...]
+) -> None:
+    ids = [desk.vocabulary.id_of(piece) for piece in pieces]
+    choice = desk.complete(prompt=ids, echo=True, logprobs=1)["choices"][0]
+    tokens = choice["logprobs"]["tokens"]
+    assert set("".join(tokens[: len(pieces)])) <= {"\ufffd"}
+    assert tokens[len(pieces) :] == ["Hello", ",", " world", "!"]
+
+
+def test_an_echoed_prompt_that_begins_with_a_character_of_several_tokens_joins_to_its_text(
+    desk: Desk,
+) -> None:
+    ids = [desk.vocabulary.id_of(piece) for piece in (*PEPPER, b" hot")]
+    choice = desk.complete(prompt=ids, echo=True, logprobs=1)["choices"][0]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"] == "🌶 hotHello, world!"
