@@ -16,6 +16,7 @@ from services import __version__
 from services.common.errors import Unavailable
 from services.gateway import docs, http_errors, openapi
 from services.gateway.admission import Admission
+from services.gateway.anthropic.plan import plan_message
 from services.gateway.auth import ApiKeys, RequireKey
 from services.gateway.cors import Cors
 from services.gateway.embeddings_exchange import EmbeddingsExchange
@@ -23,6 +24,7 @@ from services.gateway.exchange import ExchangeContext, JsonExchange
 from services.gateway.fleet import Fleet, Readiness
 from services.gateway.generation_exchange import GenerationExchange
 from services.gateway.head_requests import HeadRequests
+from services.gateway.message_paths import add_message_routes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import replies
 from services.gateway.openai.chat import plan_chat
@@ -48,7 +50,10 @@ from services.gateway.response_paths import add_response_routes
 from services.gateway.response_routes import ResponseRoutes
 from services.gateway.token_routes import TokenRoutes
 
-DESCRIPTION = "OpenAI-compatible API of Sluiceway. Errors have OpenAI's envelope on every route."
+DESCRIPTION = (
+    "OpenAI-compatible API of Sluiceway. Errors have OpenAI's envelope, but for those of the "
+    "routes below /v1/messages: these have Anthropic's."
+)
 PlanT = TypeVar("PlanT")
 
 
@@ -117,6 +122,12 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
     )
     _add_generation_routes(app, gateway)
     add_response_routes(app, gateway.responses)
+    add_message_routes(
+        app,
+        gateway.planner(plan_message),
+        planning=gateway.planning,
+        exchange=gateway.exchange,
+    )
     _add_tokenize_routes(app, gateway)
     _add_model_routes(app, gateway)
     _add_health_routes(app, gateway)

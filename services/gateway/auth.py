@@ -43,22 +43,33 @@ class ApiKeys:
             A label made of the key's hash; "" if no keys are in use.
 
         Raises:
-            Unauthenticated: No key, a wrong one, or more than one header.
+            Unauthenticated: No key, a wrong one, or more than one.
         """
         if not self._hashes:
             return ""
-        given = headers.getlist("authorization")
-        if len(given) != 1:
-            raise Unauthenticated("send one header: Authorization: Bearer YOUR_KEY")
-        scheme, _, key = given[0].partition(" ")
-        if scheme.lower() != "bearer":
-            raise Unauthenticated("the Authorization header must read: Bearer YOUR_KEY")
+        key = _given_key(headers)
         digest = hashlib.sha256(key.encode("latin-1")).digest()
         # Every hash is compared, so that the time tells nothing about which one is close.
         matches = [hmac.compare_digest(digest, known) for known in self._hashes]
         if not any(matches):
             raise Unauthenticated("this API key is not valid")
         return digest.hex()[:TENANT_HEX_DIGITS]
+
+
+def _given_key(headers: Headers) -> str:
+    """The one key that a client sends, as OpenAI's clients do or as Anthropic's do."""
+    given = headers.getlist("authorization")
+    alone = headers.getlist("x-api-key")
+    if len(given) + len(alone) != 1:
+        raise Unauthenticated(
+            "send one header: Authorization: Bearer YOUR_KEY, or X-Api-Key: YOUR_KEY"
+        )
+    if alone:
+        return alone[0]
+    scheme, _, key = given[0].partition(" ")
+    if scheme.lower() != "bearer":
+        raise Unauthenticated("the Authorization header must read: Bearer YOUR_KEY")
+    return key
 
 
 def _hash_of(key: str) -> bytes:
@@ -113,6 +124,7 @@ class RequireKey:
             scope["tenant"] = self._keys.tenant_of(Headers(scope=scope))
         except Unauthenticated as error:
             headers = {"www-authenticate": "Bearer"}
-            await error_response(error, headers=headers)(scope, receive, send)
+            reply = error_response(error, path=scope["path"], headers=headers)
+            await reply(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -23,4 +23,5 @@ class Cors(CORSMiddleware):
             for name, value in reply.headers.items()
             if name not in ("content-length", "content-type")
         }
-        return error_response(InvalidRequest(bytes(reply.body).decode()), headers=headers)
+        error = InvalidRequest(bytes(reply.body).decode())
+        return error_response(error, path="", headers=headers)

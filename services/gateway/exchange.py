@@ -118,7 +118,8 @@ class Exchange(Response):
         if stream.has_started:
             await stream.end(self.error_event(error))
         else:
-            await error_response(error)(scope, receive, stream.send)
+            reply = error_response(error, path=scope["path"])
+            await reply(scope, receive, stream.send)
 
 
 class JsonExchange(Exchange):

@@ -1,4 +1,7 @@
-"""The one place where an error becomes HTTP: OpenAI's envelope, for ours and the framework's."""
+"""The one place where an error becomes HTTP, for ours and the framework's.
+
+Every route has OpenAI's envelope, but for those of Anthropic's API, which have its own.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from services.common.errors import (
     Unavailable,
 )
 from services.common.telemetry import get_logger
+from services.gateway.anthropic import errors as anthropic
 from services.gateway.request_id import id_header
 
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -49,10 +53,19 @@ def error_headers(error: SluicewayError) -> dict[str, str]:
     return {} if retry_after_s is None else {"retry-after": str(max(1, math.ceil(retry_after_s)))}
 
 
-def error_response(error: SluicewayError, *, headers: dict[str, str] | None = None) -> Response:
-    """A whole reply that says what went wrong."""
+def error_response(
+    error: SluicewayError, *, path: str, headers: dict[str, str] | None = None
+) -> Response:
+    """A whole reply that says what went wrong.
+
+    Args:
+        error: It.
+        path: Of the request: the routes of Anthropic's API have its envelope.
+        headers: Further ones.
+    """
+    is_anthropic = path == anthropic.PATH or path.startswith(anthropic.PATH + "/")
     return Response(
-        envelope(error),
+        orjson.dumps(anthropic.error_json(error)) if is_anthropic else envelope(error),
         status_code=error.http_status,
         headers=error_headers(error) | (headers or {}),
         media_type="application/json",
@@ -72,20 +85,21 @@ def unexpected(error: BaseException) -> InvariantError:
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of the app answered in OpenAI's envelope."""
+    """Have every error of the app answered in the envelope of its route."""
     app.add_exception_handler(SluicewayError, _ours)
     app.add_exception_handler(HTTPException, _framework)
     app.add_exception_handler(Exception, _bug)
 
 
-async def _ours(_request: Request, error: Exception) -> Response:
+async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, SluicewayError)
-    return error_response(error)
+    return error_response(error, path=request.url.path)
 
 
 async def _framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(_of_status(error, request), headers=dict(error.headers or {}))
+    found = _of_status(error, request)
+    return error_response(found, path=request.url.path, headers=dict(error.headers or {}))
 
 
 def _of_status(error: HTTPException, request: Request) -> SluicewayError:
@@ -99,4 +113,5 @@ def _of_status(error: HTTPException, request: Request) -> SluicewayError:
 
 async def _bug(request: Request, error: Exception) -> Response:
     """Starlette asks for this answer outside of every middleware, so the id is put in here."""
-    return error_response(unexpected(error), headers=id_header(request.scope))
+    headers = id_header(request.scope)
+    return error_response(unexpected(error), path=request.url.path, headers=headers)

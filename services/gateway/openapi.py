@@ -11,9 +11,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.gateway.anthropic.examples import EXAMPLES as ANTHROPIC_EXAMPLES
+from services.gateway.anthropic.replies import MessageEvent
+from services.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from services.gateway.openai.chunks import ChatCompletionChunk, CompletionChunk
 from services.gateway.openai.embeddings import EmbeddingRequest
-from services.gateway.openai.examples import EXAMPLES
+from services.gateway.openai.examples import EXAMPLES as OPENAI_EXAMPLES
 from services.gateway.openai.replies import ErrorReply
 from services.gateway.openai.responses.replies import ResponseEvent
 from services.gateway.openai.responses.schema import ResponseRequest
@@ -22,6 +25,7 @@ from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
 Parameter = dict[str, Any]
 
+EXAMPLES = OPENAI_EXAMPLES | ANTHROPIC_EXAMPLES
 _REF = "#/components/schemas/"
 _BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
@@ -30,9 +34,16 @@ _BODIES: tuple[type[BaseModel], ...] = (
     TokenizeRequest,
     DetokenizeRequest,
     ResponseRequest,
+    MessagesRequest,
+    CountTokensRequest,
 )
 # Nothing in a route refers to these: an event stream is described in words.
-_CHUNKS: tuple[type[BaseModel], ...] = (ChatCompletionChunk, CompletionChunk, ResponseEvent)
+_CHUNKS: tuple[type[BaseModel], ...] = (
+    ChatCompletionChunk,
+    CompletionChunk,
+    ResponseEvent,
+    MessageEvent,
+)
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -73,18 +84,22 @@ def query_parameter(name: str, schema: dict[str, Any], description: str) -> Para
 
 
 def replies_of(
-    model: type[BaseModel], *, chunk: type[BaseModel] | None = None
+    model: type[BaseModel],
+    *,
+    chunk: type[BaseModel] | None = None,
+    error: type[BaseModel] = ErrorReply,
 ) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route that has a body.
 
     Args:
         model: The whole reply.
         chunk: Data of the events, where the reply can be streamed.
+        error: What errors look like.
     """
     done: dict[str, Any] = {"model": model, "description": "The answer."}
     if chunk is not None:
         done["content"] = {"text/event-stream": _chunks_of(chunk)}
-    return {200: done} | errors_of(400, 401, 404, 413, 429, 500, 502, 503)
+    return {200: done} | errors_of(400, 401, 404, 413, 429, 500, 502, 503, model=error)
 
 
 def _chunks_of(chunk: type[BaseModel]) -> dict[str, Any]:
@@ -97,17 +112,18 @@ def _chunks_of(chunk: type[BaseModel]) -> dict[str, Any]:
 
 
 def with_events(
-    replies: dict[int | str, dict[str, Any]], event: type[BaseModel]
+    replies: dict[int | str, dict[str, Any]], event: type[BaseModel], *, last: str
 ) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route that also streams named events.
 
     Args:
         replies: Those of the route when it does not.
         event: Data of the events; its ``type`` is the event's name.
+        last: Names of the events that end a stream.
     """
     text = (
         f"With stream true. Data of each event: a {event.__name__}, whose type is the event's "
-        "name. response.completed, response.incomplete, response.failed or error is the last."
+        f"name. {last} is the last."
     )
     data = EXAMPLES[event]
     example = f"event: {data['type']}\ndata: {orjson.dumps(data).decode()}\n\n"
@@ -115,9 +131,11 @@ def with_events(
     return replies | {200: replies[200] | {"content": {"text/event-stream": stream}}}
 
 
-def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def errors_of(
+    *statuses: int, model: type[BaseModel] = ErrorReply
+) -> dict[int | str, dict[str, Any]]:
     """``responses`` for errors."""
-    return {status: {"model": ErrorReply, "description": _MEANING[status]} for status in statuses}
+    return {status: {"model": model, "description": _MEANING[status]} for status in statuses}
 
 
 _MEANING = {

@@ -41,6 +41,7 @@ STREAM_PARAMETERS = (
         "Number of the event before the first that is sent.",
     ),
 )
+LAST_EVENTS = "response.completed, response.incomplete, response.failed or error"
 
 
 def add_response_routes(app: FastAPI, work: ResponseRoutes) -> None:
@@ -58,7 +59,9 @@ def add_response_routes(app: FastAPI, work: ResponseRoutes) -> None:
         **tag,
         summary="Answer with items, which can be retrieved and continued",
         openapi_extra=openapi.body_of(ResponseRequest),
-        responses=openapi.with_events(openapi.replies_of(ResponseObject), ResponseEvent),
+        responses=openapi.with_events(
+            openapi.replies_of(ResponseObject), ResponseEvent, last=LAST_EVENTS
+        ),
     )
     async def create() -> Response:
         return work.create()
@@ -69,7 +72,9 @@ def add_response_routes(app: FastAPI, work: ResponseRoutes) -> None:
         summary="A response that is kept",
         openapi_extra=openapi.path_parameter("response_id", name, query=STREAM_PARAMETERS),
         responses=openapi.with_events(
-            openapi.errors_of(400, 401, 404) | {200: {"model": ResponseObject}}, ResponseEvent
+            openapi.errors_of(400, 401, 404) | {200: {"model": ResponseObject}},
+            ResponseEvent,
+            last=LAST_EVENTS,
         ),
     )
     async def retrieve(request: Request) -> Response:

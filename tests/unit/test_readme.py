@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
+from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types import EmbeddingCreateParams
+from pydantic import BaseModel
 from starlette.routing import Route
 
 from services.cli import main
 from services.common.errors import InvalidRequest
 from services.gateway.admission import Admission
+from services.gateway.anthropic.plan import plan_message
+from services.gateway.anthropic.schema import MessagesRequest
 from services.gateway.auth import OPEN_PATHS
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet import Fleet
@@ -145,8 +150,8 @@ def test_the_table_of_routes_has_each_route_and_says_which_need_a_key() -> None:
         for cell, state, key in table("| route | | |")
         for route in names_in(cell)
     }
-    assert {route for route, (state, _) in told.items() if state == "works"} == routes()
-    assert {state for state, _ in told.values()} == {"works", "refused"}
+    assert told.keys() == routes()
+    assert {state for state, _ in told.values()} == {"works"}
     for route, (_, key) in told.items():
         assert key == ("open" if route.split()[1] in OPEN_PATHS else "key"), route
 
@@ -163,24 +168,37 @@ def test_the_table_of_fields_says_what_becomes_of_each_and_leaves_none_out() -> 
     }
 
 
-def test_the_table_of_embeddings_says_what_becomes_of_each_field() -> None:
+SHAPES: dict[str, tuple[Any, type[BaseModel], Any, dict[str, Any]]] = {
+    "embeddings": (plan_embeddings, EmbeddingRequest, EmbeddingCreateParams, {"input": "x"}),
+    "messages": (
+        plan_message,
+        MessagesRequest,
+        MessageCreateParamsBase,
+        {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("route", SHAPES)
+def test_the_tables_of_other_shapes_say_what_becomes_of_each_field(route: str) -> None:
+    _, body, params, _ = SHAPES[route]
+    rows = table(f"| {route} | fields |")
     told = {
-        name: state for state, cell in table("| embeddings | fields |") for name in names_in(cell)
+        name: state for state, cell in rows for name in names_in(re.sub(r"\([^)]*\)", "", cell))
     }
-    assert told == {name: embedding_status(name) for name in told} | {
-        name: embedding_status(name)
-        for name in (*EmbeddingRequest.model_fields, *EmbeddingCreateParams.__annotations__)
-    }
+    names = {*told, *body.model_fields, *params.__annotations__}
+    assert told == {name: shape_status(route, name) for name in names}
 
 
-def embedding_status(name: str) -> str:
-    """What becomes of a field of an embeddings body."""
-    if name in EmbeddingRequest.model_fields:
-        description = EmbeddingRequest.model_fields[name].description or ""
+def shape_status(route: str, name: str) -> str:
+    """What becomes of a field."""
+    plan, body, _, least = SHAPES[route]
+    if name in body.model_fields:
+        description = body.model_fields[name].description or ""
         return "accepted" if description.startswith("Accepted") else "works"
-    body = {"model": MODEL, "input": "x", name: "no value that means anything"}
+    fields = {"model": MODEL, **least, name: "no value that means anything"}
     with pytest.raises(InvalidRequest, match=f"{name} is not supported here"):
-        plan_embeddings(body, Caller(), planning(), now=0)
+        plan(fields, Caller(), planning(), now=0)
     return "refused"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from services.common.pb import tokenizer_pb2
+from services.gateway.anthropic.plan import plan_message
 from services.gateway.body import parse_object
 from services.gateway.convert import (
     info_from_message,
@@ -50,8 +51,13 @@ def response_store(
     return ResponseStore(max_responses=max_responses, max_bytes=max_bytes, ttl_s=60.0, clock=now)
 
 
-def named_events(written: bytes) -> list[Body]:
-    """The data of named events; each is named as its data is typed."""
+def named_events(written: bytes, *, are_numbered: bool = True) -> list[Body]:
+    """The data of named events; each is named as its data is typed.
+
+    Args:
+        written: The stream.
+        are_numbered: Whether their numbers, from 0, must be in order.
+    """
     blocks = written.decode().split("\n\n")
     assert blocks.pop() == ""
     found = []
@@ -59,7 +65,8 @@ def named_events(written: bytes) -> list[Body]:
         name, data = block.split("\n")
         found.append(orjson.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    if are_numbered:
+        assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
 
@@ -112,6 +119,19 @@ class Desk:
         return plan_response(
             body, Caller(tenant), self.context, store=self.store, clock=lambda: NOW
         )
+
+    def message(self, **fields: Any) -> Body:
+        """The whole message."""
+        return self._whole(self._plan_message(fields))
+
+    def message_events(self, **fields: Any) -> list[Body]:
+        """The data of each event of a streamed message."""
+        written = self._written(self._plan_message(fields | {"stream": True}))
+        return named_events(written, are_numbered=False)
+
+    def _plan_message(self, fields: Body) -> Plan:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}
+        return self._plan(plan_message, body | fields)
 
     def _plan_chat(self, fields: Body) -> Plan:
         return self._plan(plan_chat, {"messages": [{"role": "user", "content": "Hi"}]} | fields)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import orjson
-
 from services.common.errors import SluicewayError
+from services.gateway.sse import named_event
 
 
 class Events(Protocol):
@@ -34,7 +33,7 @@ class EventWriter:
     def add(self, kind: str, **fields: Any) -> None:
         """See ``Events``."""
         data = {"type": kind, "sequence_number": self._num_written, **fields}
-        self._written.append(event(data))
+        self._written.append(named_event(data))
         self._num_written += 1
 
     def take(self) -> bytes:
@@ -62,9 +61,4 @@ def error_event(error: SluicewayError, *, number: int) -> bytes:
         number: The event's.
     """
     fields = {"code": error.code, "message": error.message, "param": error.param}
-    return event({"type": "error", "sequence_number": number, **fields})
-
-
-def event(data: dict[str, Any]) -> bytes:
-    """One server-sent event, named as its data is typed."""
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))
+    return named_event({"type": "error", "sequence_number": number, **fields})

@@ -41,8 +41,8 @@ async def test_every_route_has_its_body_and_its_replies(front: Front) -> None:
 
 async def test_every_field_of_a_body_is_described(front: Front) -> None:
     schemas = (await document(front))["components"]["schemas"]
-    names = ("ChatCompletionRequest", "CompletionRequest", "ResponseRequest", "EmbeddingRequest")
-    for name in names:
+    names = ("ChatCompletion", "Completion", "Response", "Embedding", "Messages", "CountTokens")
+    for name in (f"{one}Request" for one in names):
         assert schemas[name]["examples"]
         for field, schema in schemas[name]["properties"].items():
             assert schema.get("description"), f"{name}.{field}"
