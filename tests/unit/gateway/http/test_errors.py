@@ -44,7 +44,7 @@ def error_of(response: httpx.Response) -> dict[str, object]:
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/completions", 405),
         ("POST", "/health", 405),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/moderations", 404),
     ],
 )
 async def test_routes_that_do_not_exist_answer_in_the_envelope(
