@@ -15,7 +15,14 @@ S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
 
 
-class HandleState(Enum):
+class _Named(Enum):
+    """Hashed by identity: Enum's own hash is a function in Python, and the tables are looked into
+    for every row of every step."""
+
+    __hash__ = object.__hash__
+
+
+class HandleState(_Named):
     """Where one choice of one attempt stands in its Session."""
 
     ADDED = auto()
@@ -26,7 +33,7 @@ class HandleState(Enum):
     LOST = auto()
 
 
-class HandleEvent(Enum):
+class HandleEvent(_Named):
     """What happens to a handle."""
 
     ACCEPT = auto()
@@ -36,7 +43,7 @@ class HandleEvent(Enum):
     SESSION_LOST = auto()
 
 
-class EngineState(Enum):
+class EngineState(_Named):
     """Where one attachment of a worker stands. One engine_id, one life."""
 
     LOADING = auto()
@@ -46,7 +53,7 @@ class EngineState(Enum):
     GONE = auto()
 
 
-class EngineEvent(Enum):
+class EngineEvent(_Named):
     """What happens to an engine."""
 
     LOADED = auto()
