@@ -176,9 +176,15 @@ class System:
     def stream(self, text: str = "Hello", **fields: Any) -> Iterator[Iterator[dict[str, Any]]]:
         """One streamed chat completion: its events. It closes the connection when left."""
         body = {"messages": [{"role": "user", "content": text}], "stream": True, **fields}
+        with self.events("/v1/chat/completions", **body) as events:
+            yield events
+
+    @contextlib.contextmanager
+    def events(self, path: str, **body: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of one streamed reply. It closes the connection when left."""
         with (
             httpx.Client(timeout=120.0, trust_env=False) as client,
-            client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as response,
+            client.stream("POST", f"{self.url}{path}", json=body) as response,
         ):
             if response.is_error:
                 response.read()
