@@ -42,6 +42,7 @@ class Side:
 
     Attributes:
         pid: Of its first process; ``None`` = it is never stopped.
+        may_merge: Whether it may send several tokens in one chunk.
         figures: Of each repetition.
     """
 
@@ -49,6 +50,7 @@ class Side:
     url: str
     model: str
     pid: int | None
+    may_merge: bool = False
     figures: list[Figures] = field(default_factory=list)
 
     def signal(self, number: signal.Signals) -> None:
@@ -76,7 +78,7 @@ async def run_one(side: Side, name: str, seed: str) -> Figures:
     """One workload on one server."""
     async with LoadClient(side.url, model=side.model) as client:
         await warm_up(client, seed)
-        return await measure(name, client, seed)
+        return await measure(name, client, seed, may_merge=side.may_merge)
 
 
 def take_turns(sides: Sequence[Side], names: Sequence[str], *, repetitions: int, seed: str) -> None:
@@ -112,6 +114,11 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{side}", required=True, metavar="URL")
         parser.add_argument(f"--{side}-model", default="smollm2", metavar="NAME")
         parser.add_argument(f"--{side}-pid", type=int, metavar="PID")
+    parser.add_argument(
+        "--theirs-may-merge",
+        action="store_true",
+        help="go on if theirs sends several tokens in one chunk; ours never may",
+    )
     parser.add_argument("--only", type=workload_names, default=list(WORKLOADS), metavar="A,B")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--seed", default=str(int(time.time())), help="never use one twice")
@@ -123,7 +130,7 @@ def main() -> None:
     """Measure, print the table, write the file."""
     args = parse()
     ours = Side("ours", args.ours, args.ours_model, args.ours_pid)
-    theirs = Side("theirs", args.theirs, args.theirs_model, args.theirs_pid)
+    theirs = Side("theirs", args.theirs, args.theirs_model, args.theirs_pid, args.theirs_may_merge)
     take_turns([ours, theirs], args.only, repetitions=args.repetitions, seed=args.seed)
     found = {side.name: medians(side.figures) for side in (ours, theirs)}
     print("\n".join(table(found["ours"], found["theirs"])))
