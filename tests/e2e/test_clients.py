@@ -207,5 +207,9 @@ def test_langchain_talks_streams_calls_tools_and_parses(system: System) -> None:
     assert name == "set_light"
     assert arguments["room"] in ("kitchen", "hall") and arguments["on"] in (True, False)
     assert found["after_the_call"] in ("stop", "length")
-    for mood in (found["structured"], found["by_a_tool"]):
+    responses = found["responses"]
+    assert responses["whole"] == responses["streamed"] == found["whole"]
+    assert responses["call"] == found["call"]
+    assert responses["after_the_call"] in ("completed", "incomplete")
+    for mood in (found["structured"], found["by_a_tool"], responses["structured"]):
         assert mood["word"] in ("good", "bad") and mood["is_sure"] in (True, False)

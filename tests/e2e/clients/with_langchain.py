@@ -66,8 +66,35 @@ def main() -> None:
         "by_a_tool": model.with_structured_output(Mood, method="function_calling")
         .invoke("How are you?")
         .model_dump(),
+        "responses": by_responses(),
     }
     print(json.dumps(found))
+
+
+def by_responses() -> dict[str, object]:
+    """The same over POST /v1/responses."""
+    model = ChatOpenAI(
+        model=MODEL,
+        base_url=f"{URL}/v1",
+        api_key="none",
+        temperature=0,
+        extra_body={"logit_bias": json.loads(BIAS)},
+        timeout=300,
+        use_responses_api=True,
+    )
+    short = model.bind(max_output_tokens=12)
+    bound = model.bind_tools([set_light], tool_choice="any")
+    asked: AIMessage = bound.invoke("Light in the hall, please.")
+    (call,) = asked.tool_calls
+    answer = ToolMessage(set_light.invoke(call["args"]), tool_call_id=call["id"])
+    conversation = [HumanMessage("Light in the hall, please."), asked, answer]
+    return {
+        "whole": short.invoke("Hello").text,
+        "streamed": "".join(chunk.text for chunk in short.stream("Hello")),
+        "call": [call["name"], call["args"]],
+        "after_the_call": short.invoke(conversation).response_metadata["status"],
+        "structured": model.with_structured_output(Mood).invoke("How are you?").model_dump(),
+    }
 
 
 main()
