@@ -283,13 +283,14 @@ def main() -> None:
         tempfile.TemporaryDirectory() as logs,
         LLM(str(model_dir), options=options) as llm,
         System(model_dir, *flags_of(options), log_file=Path(logs) / "serve.txt") as system,
+        asyncio.Runner() as loop,  # one for all: gRPC stays with the first that it has seen
     ):
         system.until_ready()
         ways: dict[str, Run] = {
             "bare": partial(run_bare, bare_runner(model_dir, options)),
             "single": partial(run_single, llm),
-            "session": lambda work: asyncio.run(run_session(system, text_fp, work)),
-            "http": lambda work: asyncio.run(run_http(system, work)),
+            "session": lambda work: loop.run(run_session(system, text_fp, work)),
+            "http": lambda work: loop.run(run_http(system, work)),
         }
         ratios = []
         for size in args.requests:

@@ -32,7 +32,10 @@ def system(tiny_chat_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def smollm2_system(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """Five processes that serve the packaged model in float32."""
     log_file = tmp_path_factory.mktemp("serve") / "smollm2.txt"
-    flags = ("--dtype", "float32", "--num-gpu-blocks-override", "2048")
+    # Prompts as fast as can be: cut to a step-time target, the last would begin when the first
+    # outputs have ended, and nothing would show that all run at once.
+    target = ("--step-time-target-ms", "0")
+    flags = ("--dtype", "float32", "--num-gpu-blocks-override", "2048", *target)
     with System(smollm2_dir, *flags, log_file=log_file) as system:
         yield system.until_ready()
 
