@@ -15,6 +15,7 @@ from services.common.errors import InvalidRequest
 from services.common.sampling import Constraint, ConstraintKind, SamplingParams
 from services.offline import LLM, Job, LLMOptions
 from services.scheduler.core.output import FinishReason
+from services.tokenizer.bad_words import BadWordSpeller
 from services.worker.runner.input_batch import InputBatch
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.step_input import Step
@@ -210,6 +211,21 @@ def test_logprobs_are_given_where_they_are_asked_for(llm: LLM) -> None:
         assert choice.logprobs.num_top == [2] * 8
     assert silent.prompt_logprobs is None
     assert all(choice.logprobs is None for choice in silent.choices)
+
+
+def test_a_bad_word_never_comes_out_however_it_is_tokenised(llm: LLM) -> None:
+    encoder = llm._encoder
+    pieces = {b"n", b"i", b"e", b"ne", b"ine"}  # wherever "nine" stands, it begins with a token
+    shown = encoder.token_bytes.shown
+    allowed = tuple(token_id for token_id, raw in enumerate(shown) if raw in pieces)
+    assert len(allowed) == len(pieces)
+    free = SamplingParams(
+        temperature=9.0, max_tokens=200, ignore_eos=True, allowed_token_ids=allowed, seed=1
+    )
+    banned = replace(free, bad_words=BadWordSpeller(encoder).spell(["nine"]))
+    without, within = llm.generate(["x", "x"], [free, banned], n=8)
+    assert any("nine" in choice.text for choice in without.choices)
+    assert not any("nine" in choice.text for choice in within.choices)
 
 
 def test_jobs_of_another_namespace_do_not_share_blocks(llm: LLM) -> None:
