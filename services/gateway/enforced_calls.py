@@ -11,8 +11,10 @@ from collections.abc import Mapping
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import Constraint, ConstraintKind
+from services.gateway.lark import json_rule, quoted, rule_of
 from services.gateway.text_reader import Steps, TextReader
 from services.gateway.tool_calls.base import (
+    CallFrame,
     Findings,
     JsonObject,
     ReadCalls,
@@ -22,8 +24,6 @@ from services.gateway.tool_calls.base import (
 _NAME = '{"name": '
 _ARGUMENTS = ', "arguments": '
 _BETWEEN = ", "
-# White space between JSON's tokens is bounded: no model can go on with it for ever.
-GUIDANCE = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
 # Beside these, a list of properties does not say all that an object may hold.
 _COMBINED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties")
 
@@ -64,20 +64,41 @@ def constrain_to_calls(tools: Mapping[str, JsonObject], *, is_parallel: bool) ->
         tools: Functions to choose from; at least one.
         is_parallel: Whether there may be several.
     """
-    more = f" ({_quoted(_BETWEEN)} call)*" if is_parallel else ""
-    names = " | ".join(f"call_{index}" for index in range(len(tools)))
-    rules = [f'start: "[" call{more} "]"', f"call: {names}"]
-    for index, (name, schema) in enumerate(tools.items()):
-        head = _quoted(_NAME + json.dumps(name, ensure_ascii=False) + _ARGUMENTS)
-        rules.append(f'call_{index}: {head} arguments_{index} "}}"')
-        guided = json.dumps(schema | {"x-guidance": GUIDANCE}, ensure_ascii=False)
-        rules.append(f"arguments_{index}: %json {guided}")
+    more = f" ({quoted(_BETWEEN)} call)*" if is_parallel else ""
+    rules = [f'start: "[" call{more} "]"', *_call_rules(tools)]
     return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
 
-def _quoted(text: str) -> str:
-    """A string of lark is written as one of JSON."""
-    return json.dumps(text, ensure_ascii=False)
+def constrain_to_calls_or(
+    answer: Constraint, tools: Mapping[str, JsonObject], frame: CallFrame, *, is_parallel: bool
+) -> Constraint:
+    """The answer satisfies a constraint, or is calls as the model writes them.
+
+    Args:
+        answer: What an answer without calls must satisfy.
+        tools: Functions to choose from; at least one.
+        frame: What the model writes around a call.
+        is_parallel: Whether there may be several.
+    """
+    more = f" ({quoted(frame.between)} framed)*" if is_parallel else ""
+    rules = [
+        "start: answer | calls",
+        f"answer: {rule_of(answer)}",
+        f"calls: framed{more}",
+        f"framed: {quoted(frame.before)} call {quoted(frame.after)}",
+        *_call_rules(tools),
+    ]
+    return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+
+
+def _call_rules(tools: Mapping[str, JsonObject]) -> list[str]:
+    """``call``: a JSON object with the name of one of the functions and fitting arguments."""
+    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+    for index, (name, schema) in enumerate(tools.items()):
+        head = quoted(_NAME + json.dumps(name, ensure_ascii=False) + _ARGUMENTS)
+        rules.append(f'call_{index}: {head} arguments_{index} "}}"')
+        rules.append(f"arguments_{index}: {json_rule(schema)}")
+    return rules
 
 
 def reads_arguments_of(name: str) -> ReadCalls:

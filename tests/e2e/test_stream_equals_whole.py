@@ -62,6 +62,7 @@ CHAT: dict[str, dict[str, Any]] = COMMON | {
         "logprobs": True,
     },
     "named": DRAWN | {"tools": [TOOL], "tool_choice": NAMED, "max_completion_tokens": 200},
+    "calls or a form": DRAWN | {"tools": [TOOL], "response_format": FORMAT, "max_tokens": 200},
     "a thought": {
         "structured_outputs": {"choice": ["<think>a b</think>c d"]},
         "include_reasoning": True,

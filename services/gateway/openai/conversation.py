@@ -98,8 +98,8 @@ def _shaped(
 ) -> GenerationRequest:
     """What tool calls and thoughts ask of the text."""
     constraint = request.constraint
-    if tools is not None and tools.constraint is not None:
-        constraint = tools.constraint  # there is no content that another one could be about
+    if tools is not None:
+        constraint = tools.beside(constraint)
     if thoughts is not None:
         constraint = thoughts.before(constraint)
     marks = tools is not None and tools.has_special_tokens

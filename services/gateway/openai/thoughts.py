@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
 from services.common.sampling import Constraint, ConstraintKind
-from services.gateway.enforced_calls import GUIDANCE
+from services.gateway.lark import quoted, rule_of
 from services.gateway.openai.schema import ChatCompletionRequest
 from services.gateway.reasoning.base import ThoughtFormat, ThoughtParser
 
 _SWITCHES = ("enable_thinking", "thinking")
-_ESCAPED_OR_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class ThoughtUse:
             f"start: {opening}thought space answer",
             *_thought_rules(self.marks.closing),
             "space: /[ \\n]{0,4}/",
-            f"answer: {_lark(constraint)}",
+            f"answer: {rule_of(constraint)}",
         ]
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
@@ -73,7 +71,7 @@ def thought_use(
 
 def _token_or_text(mark: str) -> str:
     """A mark, as a token of the model or letter by letter."""
-    return f"{mark} | {_quoted(mark)}"
+    return f"{mark} | {quoted(mark)}"
 
 
 def _thought_rules(closing: str) -> list[str]:
@@ -82,33 +80,5 @@ def _thought_rules(closing: str) -> list[str]:
     return [
         f"thought: TEXT {closing} | spelled",
         rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{spelled}(.|\n)*/",
-        f"spelled[suffix={_quoted(closing)}]: /(.|\\n)*/",
+        f"spelled[suffix={quoted(closing)}]: /(.|\\n)*/",
     ]
-
-
-def _lark(constraint: Constraint) -> str:
-    """What stands for a constraint in a rule of lark."""
-    match constraint.kind:
-        case ConstraintKind.JSON_SCHEMA:
-            return _json(constraint.spec)
-        case ConstraintKind.JSON_OBJECT:
-            return _json('{"type": "object"}')
-        case ConstraintKind.REGEX:
-            return f"/{_ESCAPED_OR_SLASH.sub(_escaped, constraint.spec)}/"
-        case ConstraintKind.CHOICE:
-            return " | ".join(map(_quoted, json.loads(constraint.spec)))
-        case ConstraintKind.GRAMMAR:
-            return f"%lark {{\n{constraint.spec}\n}}"
-
-
-def _json(schema: str) -> str:
-    return "%json " + json.dumps(json.loads(schema) | {"x-guidance": GUIDANCE}, ensure_ascii=False)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return match[1] or r"\/"
-
-
-def _quoted(text: str) -> str:
-    """A string of lark is written as one of JSON."""
-    return json.dumps(text, ensure_ascii=False)

@@ -10,6 +10,7 @@ from services.common.sampling import Constraint
 from services.gateway.enforced_calls import (
     arguments_schema,
     constrain_to_calls,
+    constrain_to_calls_or,
     constrain_to_one,
     read_calls,
     reads_arguments_of,
@@ -17,6 +18,7 @@ from services.gateway.enforced_calls import (
 from services.gateway.openai.schema import ChatCompletionRequest, Tool
 from services.gateway.tool_calls.base import (
     CallFormat,
+    CallFrame,
     CallParser,
     JsonObject,
     ReadCalls,
@@ -38,6 +40,7 @@ class ToolUse:
         constraint: What enforces them; ``None`` = the model may call or answer.
         is_named: Whether the request has named the function: such a choice ends with "stop".
         has_special_tokens: Whether special tokens mark them.
+        frame: What stands around calls that stand beside a constraint on the answer.
     """
 
     read: ReadCalls
@@ -46,6 +49,15 @@ class ToolUse:
     constraint: Constraint | None = None
     is_named: bool = False
     has_special_tokens: bool = False
+    frame: CallFrame | None = None
+
+    def beside(self, answer: Constraint | None) -> Constraint | None:
+        """What holds for the whole text, where ``answer`` holds for what is no call."""
+        if self.constraint is not None:
+            return self.constraint  # there is no content that another one could be about
+        if answer is None or self.frame is None:
+            return answer
+        return constrain_to_calls_or(answer, self.tools, self.frame, is_parallel=self.is_parallel)
 
     def parser(self) -> CallParser:
         """One for the text of one choice."""
@@ -126,27 +138,33 @@ def _chosen_by_model(
             "(--tool-call-parser); tool_choice may be required, or name a function",
             param=name,
         )
-    _check_free(body)
-    schemas = {tool.function.name: tool.function.parameters or {} for tool in tools.values()}
+    frame = known_format.frame if _is_constrained(body) else None
+    if _is_constrained(body) and frame is None:
+        raise _not_beside_calls(body)
+    schemas = {
+        tool.function.name: _schema(tool, where) if frame else tool.function.parameters or {}
+        for where, tool in tools.items()
+    }
     return ToolUse(
         known_format.read,
         schemas,
         is_parallel=body.parallel_tool_calls is not False,
         has_special_tokens=known_format.has_special_tokens,
+        frame=frame,
     )
 
 
-def _check_free(body: ChatCompletionRequest) -> None:
-    """A constraint on the answer would keep the model from ever calling."""
-    if body.structured_outputs is not None:
-        param = "structured_outputs"
-    elif body.response_format is not None and body.response_format.type != "text":
-        param = "response_format"
-    else:
-        return
-    raise InvalidRequest(
-        f"{param} is not supported together with tools that the model is free to call: "
-        "set tool_choice to none or required",
+def _is_constrained(body: ChatCompletionRequest) -> bool:
+    form = body.response_format
+    return body.structured_outputs is not None or (form is not None and form.type != "text")
+
+
+def _not_beside_calls(body: ChatCompletionRequest) -> InvalidRequest:
+    """A constraint on the answer alone would keep the model from ever calling."""
+    param = "response_format" if body.structured_outputs is None else "structured_outputs"
+    return InvalidRequest(
+        f"{param} is not supported together with tools that the model is free to call, as there is "
+        "no grammar for the way in which it writes calls: set tool_choice to none or required",
         param=param,
     )
 

@@ -158,6 +158,15 @@ ReadCalls = Callable[[TextReader, Findings], Steps[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class CallFrame:
+    """What stands around a call that is a JSON object of ``name`` and ``arguments``."""
+
+    before: str
+    after: str
+    between: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallFormat:
     """How a model writes calls.
 
@@ -165,11 +174,13 @@ class CallFormat:
         read: Reads a choice's text to its end.
         models: Parts of names of models that write so, in lower case.
         has_special_tokens: Whether its marks are special tokens, which must stay in the text.
+        frame: For a grammar of calls, where there can be one: JSON between marks that are text.
     """
 
     read: ReadCalls
     models: tuple[str, ...] = ()
     has_special_tokens: bool = False
+    frame: CallFrame | None = None
 
 
 class CallParser:

@@ -6,7 +6,7 @@ Of Hermes 2 and 3, Qwen2.5 and others. Models that forget the closing mark are u
 from __future__ import annotations
 
 from services.gateway.text_reader import Steps, TextReader
-from services.gateway.tool_calls.base import CallFormat, Findings
+from services.gateway.tool_calls.base import CallFormat, CallFrame, Findings
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
@@ -41,5 +41,7 @@ def read_object(reader: TextReader, found: Findings, *, before: str) -> Steps[No
 
 
 FORMAT = CallFormat(
-    _read, models=("hermes", "hermes-3-llama", "hermes-2-pro-llama", "qwen2.5", "qwq")
+    _read,
+    models=("hermes", "hermes-3-llama", "hermes-2-pro-llama", "qwen2.5", "qwq"),
+    frame=CallFrame(f"{OPENING}\n", f"\n{CLOSING}", "\n"),
 )

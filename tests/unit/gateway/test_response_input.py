@@ -317,7 +317,7 @@ def test_what_is_wrong_is_refused_by_the_name_that_it_has_here(
 
 
 def test_a_constraint_and_free_calls_are_refused_by_the_names_of_this_api(desk: Desk) -> None:
-    desk.context = planning(tool_calls="hermes")
+    desk.context = planning(tool_calls="pythonic")
     error = refusal(desk, tools=[WEATHER], text={"format": {"type": "json_object"}})
     assert error.param == "text.format" and error.message.startswith("text.format is not")
 

@@ -394,19 +394,54 @@ def test_marks_that_are_special_tokens_stay_in_the_text_that_is_read(
     assert desk.requests[1].skip_special_tokens is True
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})],
-)
-def test_a_constraint_on_the_answer_leaves_no_freedom_to_call(
-    hermes: Desk, field: str, value: Any
+FORM = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+CONSTRAINTS = [
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": FORM}}),
+    ("structured_outputs", {"json": FORM}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), CONSTRAINTS)
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_a_constrained_answer_or_fitting_calls_are_what_a_free_model_may_write(
+    hermes: Desk, field: str, value: Any, is_parallel: bool
 ) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        hermes.chat(tools=[WEATHER], **{field: value})
-    assert caught.value.param == field
+    fields = {"tools": [WEATHER, PING], field: value, "parallel_tool_calls": is_parallel}
+    hermes.script = said(CALL)
+    reply = hermes.chat(**fields)
+    assert calls_of(reply) == [("get_w", ARGUMENTS)]
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    assert allows(hermes, CALL)
+    assert allows(hermes, '{"ok": true}')
+    assert allows(hermes, f"{CALL}\n{CALL}") is is_parallel
     hermes.script = said(ARGUMENTS)
-    reply = hermes.chat(tools=[WEATHER], tool_choice=NAMED, **{field: value})
-    assert calls_of(reply) == [("get_w", json.dumps(json.loads(ARGUMENTS)))]
+    assert calls_of(hermes.chat(**fields, tool_choice=NAMED)) == [("get_w", ARGUMENTS)]
+    assert not allows(hermes, '{"ok": true}')
+
+
+def test_neither_other_answers_nor_other_calls_pass_beside_a_constraint(hermes: Desk) -> None:
+    ((field, value), _) = CONSTRAINTS
+    hermes.chat(tools=[WEATHER, PING], **{field: value})
+    for wrong in (
+        "Hi",
+        '{"ok": 1}',
+        f'{{"ok": true}}{CALL}',
+        CALL.replace("get_w", "get_x"),
+        CALL.replace("3", '"3"'),
+        f"So: {CALL}",
+    ):
+        assert not allows(hermes, wrong), wrong
+
+
+@pytest.mark.parametrize(("field", "value"), CONSTRAINTS)
+def test_a_constraint_is_refused_where_calls_have_no_grammar(
+    desk: Desk, field: str, value: Any
+) -> None:
+    desk.context = planning(tool_calls="pythonic")
+    with pytest.raises(InvalidRequest) as caught:
+        desk.chat(tools=[WEATHER], **{field: value})
+    assert caught.value.param == field
+    assert field in caught.value.message
 
 
 def test_a_stop_text_inside_a_call_ends_it_there(desk: Desk) -> None:
