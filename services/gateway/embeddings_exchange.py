@@ -10,7 +10,6 @@ from functools import partial
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from services.common.errors import WorkerLost
 from services.gateway.exchange import Exchange, ExchangeContext, JsonObject, send_json
 from services.gateway.generation import Finish, GenerationRequest, Update
 from services.gateway.generation_exchange import in_client_words, num_tokens, pump
@@ -77,6 +76,5 @@ class EmbeddingsExchange(Exchange):
                     await pump(index, generation, take)
                 finally:
                     generation.cancel()
-        if not ends:
-            raise WorkerLost("the input was not computed")
-        return ends[0]
+        (end,) = ends
+        return end

@@ -94,7 +94,7 @@ def mended(body: Any) -> Any:
     for message in body.get("messages") or []:
         if isinstance(message, dict) and message.get("content") is None:
             message["content"] = "Hi"
-    for name in ("prompt", "tokens"):
+    for name in ("prompt", "tokens", "input"):
         if name in body:
             body[name] = of_the_vocabulary(body[name])
     return body

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from typing import Any, TypeVar
 
-from services.common.errors import InvalidRequest
 from services.gateway.anthropic.block_types import check_types
 from services.gateway.anthropic.chat_body import chat_body, conversation_body
 from services.gateway.anthropic.fields import (
@@ -96,9 +95,6 @@ def _conversation(
     with in_own_words():
         body = validate(chat, ChatCompletionRequest)
         info = check_common(body, context, also_refused={})
-        talk = conversation(
+        return conversation(
             body, chat, request_id=request_id, info=info, caller=caller, context=context
         )
-    if talk.request.n != 1:
-        raise InvalidRequest("a message has one choice", param="n")
-    return talk

@@ -161,22 +161,42 @@ class MessagesRequest(ConversationBody):
         strict=True, extra="allow", frozen=True, json_schema_extra={"examples": [_EXAMPLE]}
     )
 
-    max_tokens: int = Field(description="Most tokens to generate, thoughts included.")
+    max_tokens: int = Field(
+        description="Most tokens to generate, thoughts included.", json_schema_extra={"minimum": 1}
+    )
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
     stop_sequences: Annotated[list[str], FIRST_ERROR] | None = Field(
-        None, description="Texts that end the answer; they are not part of it."
+        None,
+        description="Texts that end the answer; they are not part of it.",
+        json_schema_extra={"maxItems": 128},
     )
-    temperature: float | None = Field(None, description="0 = greedy; default 1.")
+    temperature: float | None = Field(
+        None, description="0 = greedy; default 1.", json_schema_extra={"minimum": 0, "maximum": 100}
+    )
     top_p: float | None = Field(
-        None, description="Draw from the likeliest tokens that make up this probability; default 1."
+        None,
+        description="Draw from the likeliest tokens that make up this probability; default 1.",
+        json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
     )
-    top_k: int | None = Field(None, description="Draw from that many likeliest tokens.")
+    top_k: int | None = Field(
+        None,
+        description="Draw from that many likeliest tokens; 0 or -1 = off.",
+        json_schema_extra={"minimum": -1},
+    )
     seed: int | None = Field(
-        None, description="64-bit integer; the same seed gives the same answer. Drawn if not given."
+        None,
+        description="64-bit integer; the same seed gives the same answer. Drawn if not given.",
+        json_schema_extra={"minimum": -9223372036854775808, "maximum": 9223372036854775807},
     )
-    priority: int | None = Field(None, description="Lower runs first; default 0.")
+    priority: int | None = Field(
+        None,
+        description="Lower runs first; default 0.",
+        json_schema_extra={"minimum": -2147483648, "maximum": 2147483647},
+    )
     cache_salt: str | None = Field(
-        None, description="Only requests with the same salt share cached prompts."
+        None,
+        description="Only requests with the same salt share cached prompts.",
+        json_schema_extra={"minLength": 1},
     )
     metadata: dict[str, Any] | None = Field(None, description="Accepted without effect.")
     service_tier: str | None = Field(None, description="Accepted without effect: one tier.")

@@ -60,14 +60,22 @@ class EmbeddingRequest(StrictModel):
     )
     user: str | None = Field(None, description="Accepted without effect.")
     truncate_prompt_tokens: int | None = Field(
-        None, description="Keep only that many last tokens of an input; -1 = what fits."
+        None,
+        description="Keep only that many last tokens of an input; -1 = what fits.",
+        json_schema_extra={"minimum": -1},
     )
     add_special_tokens: bool | None = Field(
         None, description="Whether the tokenizer adds its special tokens to a text; default true."
     )
-    priority: int | None = Field(None, description="Lower runs first; default 0.")
+    priority: int | None = Field(
+        None,
+        description="Lower runs first; default 0.",
+        json_schema_extra={"minimum": -2147483648, "maximum": 2147483647},
+    )
     cache_salt: str | None = Field(
-        None, description="Only requests with the same salt share cached prompts."
+        None,
+        description="Only requests with the same salt share cached prompts.",
+        json_schema_extra={"minLength": 1},
     )
     request_id: str | None = Field(
         None,
