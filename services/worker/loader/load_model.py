@@ -58,6 +58,7 @@ class LoadedModel:
         attention: The backend; ``begin_step(batch)`` once a step.
         dtype: Of weights, activations and KV cache.
         eos_token_ids: Ids that end a generation, ascending.
+        library: Native CPU kernels that it uses; ``None`` = torch computes all.
     """
 
     model: CausalLM
@@ -65,6 +66,7 @@ class LoadedModel:
     attention: AttentionBackend
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
+    library: Library | None
 
 
 def load_model(
@@ -130,6 +132,7 @@ def load_model(
         attention=attention,
         dtype=torch_dtype,
         eos_token_ids=eos_token_ids(model_dir),
+        library=library,
     )
 
 

@@ -111,6 +111,7 @@ class ModelRunner:
             vocab_size=loaded.config.vocab_size,
             eos_token_ids=loaded.eos_token_ids,
             device=device,
+            library=loaded.library,
         )
         self.grammars = RowGrammars(
             vocab_size=loaded.config.vocab_size, eos_token_ids=loaded.eos_token_ids, device=device

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from services.common.sampling import SamplingParams
+from services.worker.native.library import Library
 from services.worker.sampling.allowed_token_ids import AllowedTokenIds
 from services.worker.sampling.bad_words import BadWords
 from services.worker.sampling.base import LogitRows, LogitsTransform, to_device
 from services.worker.sampling.draw_keys import draw_keys
 from services.worker.sampling.grammar_mask import GrammarMask, apply_grammar_mask
+from services.worker.sampling.greedy import Greedy
 from services.worker.sampling.gumbel import GumbelDraw
 from services.worker.sampling.logit_bias import LogitBias
 from services.worker.sampling.min_p import MinP
@@ -56,6 +58,7 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
+        library: Library | None = None,
     ) -> None:
         """
         Args:
@@ -63,8 +66,10 @@ class Sampler:
             vocab_size: Width of the logits.
             eos_token_ids: All end-of-sequence ids of the model.
             device: Where the logits are.
+            library: Native CPU kernels; ``None`` = torch computes all.
         """
         self._device = device
+        self._greedy = Greedy(library)
         self._chunk_lines = max(1, _CHUNK_BYTES // (4 * vocab_size))
         self._draw = GumbelDraw(vocab_size=vocab_size, device=device)
         self._seeds = np.zeros(max_num_seqs, dtype=np.int64)
@@ -119,14 +124,14 @@ class Sampler:
             # min_tokens and bans yield where nothing but the end is left.
             is_plain[grammar.ending_lines] = True
         if is_plain.all():
-            return _sample_plain(logits, rows)
+            return self._sample_plain(logits, rows)
         if not is_plain.any():
             return self._sample_transformed(logits, rows)
         num_lines = len(is_plain)
         token_ids = torch.empty(num_lines, dtype=torch.int64, device=self._device)
         scores = torch.empty(num_lines, dtype=torch.float32, device=self._device)
         for index, sample in (
-            (np.flatnonzero(is_plain), _sample_plain),
+            (np.flatnonzero(is_plain), self._sample_plain),
             (np.flatnonzero(~is_plain), self._sample_transformed),
         ):
             lines = to_device(index, self._device)
@@ -148,6 +153,10 @@ class Sampler:
         for transform in self._transforms:
             transform.apply(work, rows)
         return work
+
+    def _sample_plain(self, logits: torch.Tensor, _rows: LogitRows) -> Sampled:
+        """Greedy without transforms: no copy of the logits."""
+        return Sampled(*self._greedy(logits))
 
     def _sample_transformed(self, logits: torch.Tensor, rows: LogitRows) -> Sampled:
         starts = range(0, logits.shape[0], self._chunk_lines)
@@ -179,12 +188,6 @@ class Sampler:
         lines = to_device(np.flatnonzero(is_random), self._device)
         chosen[lines] = self._draw.draw(logits[lines], keys[is_random])
         return chosen
-
-
-def _sample_plain(logits: torch.Tensor, _rows: LogitRows) -> Sampled:
-    """Greedy without transforms: no copy of the logits."""
-    token_ids = argmax(logits)
-    return Sampled(token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).float())
 
 
 def failure_of(score: float) -> str:
