@@ -36,6 +36,7 @@ class LLMOptions:
     step_time_target_ms: float = 0.0
     num_threads: int | None = None
     cpu_isa: IsaSetting = "auto"
+    quantization: str | None = None
 
     def for_runner(self, model_dir: Path) -> RunnerOptions:
         """The worker's part.
@@ -57,6 +58,7 @@ class LLMOptions:
             max_num_batched_tokens=self.max_num_batched_tokens,
             pipeline_depth=self.pipeline_depth,
             cpu_isa=self.cpu_isa,
+            quantization=self.quantization,
             num_threads=self.num_threads,
         )
 

@@ -63,6 +63,11 @@ class WorkerConfig(ServiceConfig):
         description="Rounds that a waiting thread of torch's OpenMP spins before it sleeps, unless "
         "GOMP_SPINCOUNT says it: more keeps the other processes from the cores.",
     )
+    quantization: str | None = Field(
+        None,
+        description="Name of a file in services/worker/quantization (int8, int4): weights of "
+        "linear layers are kept in so many bits; default: as they are.",
+    )
     cpu_isa: IsaSetting = Field(
         "auto",
         description="Highest instruction set that the native CPU library uses; auto = the "

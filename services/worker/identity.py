@@ -37,7 +37,13 @@ class Identity:
 
 
 def identify(
-    model_dir: Path, *, worker_id: str | None, model: str, dtype: str, layout: str
+    model_dir: Path,
+    *,
+    worker_id: str | None,
+    model: str,
+    dtype: str,
+    quantization: str | None,
+    layout: str,
 ) -> Identity:
     """Read the model directory's fingerprints.
 
@@ -46,18 +52,20 @@ def identify(
         worker_id: ``None`` = make one that no other process has.
         model: Name under which the model is served.
         dtype: Of weights and KV cache.
+        quantization: How weights are kept instead; what is computed from them is another model's.
         layout: Of a KV block.
 
     Raises:
         ConfigError: A file is missing.
     """
     revision = directory_revision(model_dir)
+    weight_dtype = dtype if quantization is None else f"{quantization} as {dtype}"
     return Identity(
         worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}",
         model=model,
         revision=revision,
         text_fp=text_fingerprint(model_dir),
-        kv_fp=kv_fingerprint(revision, weight_dtype=dtype, kv_dtype=dtype, layout=layout),
+        kv_fp=kv_fingerprint(revision, weight_dtype=weight_dtype, kv_dtype=dtype, layout=layout),
     )
 
 

@@ -23,7 +23,7 @@ from services.worker.convert import facts_to_message, loading_to_message
 from services.worker.executor import Executor
 from services.worker.identity import Identity, identify
 from services.worker.kv_cache.spec import LAYOUT
-from services.worker.loader.load_model import weight_dtype
+from services.worker.loader.load_model import quantization_method, weight_dtype
 from services.worker.runner.build import (
     Built,
     Progress,
@@ -50,6 +50,8 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     options = runner_options(config)
+    if config.quantization is not None:
+        quantization_method(config.quantization)  # An unknown name is told before anything starts.
     dtype = await asyncio.to_thread(
         weight_dtype, config.model, dtype=config.dtype, device=options.device
     )
@@ -59,6 +61,7 @@ async def serve(config: WorkerConfig, life: Lifecycle) -> None:
         worker_id=config.worker_id,
         model=config.model_name,
         dtype=str(dtype),
+        quantization=config.quantization,
         layout=LAYOUT,
     )
     await _Service(config, options, identity).run(life.stopping)
@@ -213,6 +216,7 @@ def runner_options(config: WorkerConfig) -> RunnerOptions:
         max_num_batched_tokens=config.max_num_batched_tokens,
         pipeline_depth=config.pipeline_depth,
         cpu_isa=config.cpu_isa,
+        quantization=config.quantization,
         num_threads=config.num_threads,
     )
 

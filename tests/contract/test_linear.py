@@ -48,7 +48,7 @@ def test_products_are_those_of_float64(
 ) -> None:
     weight = draw(out_size, in_size, dtype=dtype)
     bias = draw(out_size, dtype=dtype, seed=1) if has_bias else None
-    linear = NativeLinear(weight, bias, library=library)
+    linear = NativeLinear.pack(weight, bias, library=library)
     x = draw(256, in_size, dtype=dtype, seed=2)
     exact = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     for num_rows in NUM_ROWS:
@@ -62,7 +62,7 @@ def test_a_row_does_not_depend_on_the_rows_around_it(
     library: Library, out_size: int, in_size: int, is_gated: bool, dtype: torch.dtype
 ) -> None:
     weight = draw(out_size, in_size, dtype=dtype)
-    linear = NativeLinear(weight, None, library=library, is_gated=is_gated)
+    linear = NativeLinear.pack(weight, None, library=library, is_gated=is_gated)
     x = draw(300, in_size, dtype=dtype, seed=2)
     together = linear(x)
     for num_rows in NUM_ROWS:
@@ -75,7 +75,7 @@ def test_a_row_does_not_depend_on_the_rows_around_it(
 @pytest.mark.parametrize("size", [1, 16, 37, 1536])
 def test_a_gated_product_rounds_once(library: Library, size: int, dtype: torch.dtype) -> None:
     weight, bias = draw(2 * size, 96, dtype=dtype), draw(2 * size, dtype=dtype, seed=1)
-    linear = NativeLinear(weight, bias, library=library, is_gated=True)
+    linear = NativeLinear.pack(weight, bias, library=library, is_gated=True)
     x = draw(70, 96, dtype=dtype, seed=2)
     gate, up = functional.linear(x.double(), weight.double(), bias.double()).chunk(2, dim=-1)
     exact = functional.silu(gate) * up
@@ -88,7 +88,7 @@ def test_a_gated_product_rounds_once(library: Library, size: int, dtype: torch.d
 def test_rows_may_lie_apart_and_nothing_between_them_is_read(
     library: Library, dtype: torch.dtype
 ) -> None:
-    linear = NativeLinear(draw(48, 40, dtype=dtype), None, library=library)
+    linear = NativeLinear.pack(draw(48, 40, dtype=dtype), None, library=library)
     wide = torch.full((9, 100), torch.nan, dtype=dtype)
     wide[:, :40] = draw(9, 40, dtype=dtype, seed=2)
     assert torch.equal(linear(wide[:, :40]), linear(wide[:, :40].contiguous()))
@@ -96,7 +96,7 @@ def test_rows_may_lie_apart_and_nothing_between_them_is_read(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_nan_stays_in_its_row(library: Library, dtype: torch.dtype) -> None:
-    linear = NativeLinear(draw(48, 64, dtype=dtype), None, library=library)
+    linear = NativeLinear.pack(draw(48, 64, dtype=dtype), None, library=library)
     x = draw(20, 64, dtype=dtype, seed=2)
     x[7, 3] = torch.nan
     is_nan = linear(x).isnan()
@@ -109,7 +109,7 @@ def test_rows_of_the_weight_are_read_back_as_they_were(
     library: Library, dtype: torch.dtype
 ) -> None:
     weight = draw(50, 45, dtype=dtype)
-    linear = NativeLinear(weight, None, library=library)
+    linear = NativeLinear.pack(weight, None, library=library)
     ids = torch.tensor([0, 49, 17, 17])
     assert torch.equal(linear.lookup(ids), weight[ids])
     assert linear.lookup(ids[:0]).shape == (0, 45)
@@ -129,7 +129,7 @@ def test_the_packed_weight_goes_with_its_owner(
         return lambda handle: (destroyed.append(handle), function(handle))
 
     monkeypatch.setattr(library, "function", watched)
-    linear = NativeLinear(draw(5, 5, dtype=torch.float32), None, library=library)
+    linear = NativeLinear.pack(draw(5, 5, dtype=torch.float32), None, library=library)
     handle, reference = linear.handle, weakref.ref(linear)
     del linear
     gc.collect()

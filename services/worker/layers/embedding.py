@@ -7,9 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from services.worker.layers.linear_kernel import LinearKernel, make_linear_kernel
+from services.worker.layers.linear_kernel import (
+    LinearKernel,
+    Lookup,
+    make_linear_kernel,
+    make_quantized_kernel,
+)
 from services.worker.layers.native_linear import NativeLinear
 from services.worker.native.library import Library
+from services.worker.quantization.base import Quantize, QuantizedSlot
 
 
 class Embedding:
@@ -21,56 +27,81 @@ class Embedding:
         self._weight: torch.Tensor | None = torch.empty(
             vocab_size, hidden_size, dtype=dtype, device=device
         )
-        self._head: NativeLinear | None = None
+        self._native: NativeLinear | None = None
+        self._lookup: Lookup = self._plain_lookup
+        self._dtype = dtype
+        self._quantized: QuantizedSlot | None = None
 
-    @property
-    def weight(self) -> torch.Tensor:
-        """The plain table."""
-        assert self._weight is not None, "the table was given to the head"
-        return self._weight
+    def quantize(self, quantize: Quantize) -> None:
+        """Keep the table, which is yet to be loaded, in the form that ``quantize`` makes.
 
-    def weight_slots(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Checkpoint name and place of the table."""
-        yield f"{prefix}.weight", self.weight
-
-    def look_up_in(self, head: NativeLinear) -> None:
-        """Use the head's copy of the table from here on; the plain one is let go."""
-        self._head = head
+        For a table that is the output head too: its ``TiedHead`` gives the way to look it up.
+        """
+        assert self._weight is not None, "quantize comes before loading"
+        shape = (self._weight.shape[0], self._weight.shape[1])
+        self._quantized = QuantizedSlot(shape, quantize, device=self._weight.device)
         self._weight = None
+
+    def weight_slots(self, prefix: str) -> Iterator[tuple[str, torch.Tensor | QuantizedSlot]]:
+        """Checkpoint name and place of the table."""
+        yield f"{prefix}.weight", self._weight if self._quantized is None else self._quantized
+
+    def make_head(self, library: Library | None) -> LinearKernel:
+        """The filled table as the output head; all that stays, where that can be looked up."""
+        if self._quantized is not None:
+            head = make_quantized_kernel(
+                self._quantized.take(), None, dtype=self._dtype, library=library
+            )
+        else:
+            assert self._weight is not None, "one head is made"
+            head = make_linear_kernel(self._weight, None, library=library)
+        if head.lookup is not None:
+            self._lookup = head.lookup
+            self._weight = None
+        if isinstance(head, NativeLinear):
+            self._native = head
+        return head
 
     @property
     def source(self) -> torch.Tensor | NativeLinear:
-        """What is looked up: the plain table, or the head that holds the only copy."""
-        return self.weight if self._head is None else self._head
+        """What is looked up: the plain table, or the native head that holds the only copy."""
+        if self._native is not None:
+            return self._native
+        assert self._weight is not None, "a table without a native head stays"
+        return self._weight
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """``[num_tokens]`` int64 → ``[num_tokens, hidden_size]``, a fresh tensor."""
-        if self._head is not None:
-            return self._head.lookup(input_ids)
-        return functional.embedding(input_ids, self.weight)
+        return self._lookup(input_ids)
+
+    def _plain_lookup(self, input_ids: torch.Tensor) -> torch.Tensor:
+        assert self._weight is not None, "a table without a head of its own stays"
+        return functional.embedding(input_ids, self._weight)
 
 
 class TiedHead:
     """The embedding used as the output head.
 
-    The native kernel's packed table is looked up as well, so there is one table. oneDNN's cannot
-    be: there the head is a second copy, for 2.2 to 3.4 times the speed of what is often the largest
-    product of a decode step.
+    There is one table where the head's kernel can look it up. oneDNN's cannot: there the head is a
+    second copy, for 2.2 to 3.4 times the speed of what is often the largest product of a decode
+    step.
     """
 
     def __init__(self, embedding: Embedding) -> None:
         self._embedding = embedding
         self._kernel: LinearKernel | None = None
 
-    def weight_slots(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def quantize(self, quantize: Quantize) -> None:
+        """See ``Embedding.quantize``."""
+        self._embedding.quantize(quantize)
+
+    def weight_slots(self, prefix: str) -> Iterator[tuple[str, torch.Tensor | QuantizedSlot]]:
         """None of its own."""
         yield from ()
 
     def finish_loading(self, library: Library | None) -> None:
         """Make the kernel over the filled table."""
-        self._kernel = make_linear_kernel(self._embedding.weight, None, library=library)
-        if isinstance(self._kernel, NativeLinear):
-            self._embedding.look_up_in(self._kernel)
+        self._kernel = self._embedding.make_head(library)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``."""

@@ -12,6 +12,7 @@ but a second copy of the weights for those is not worth its memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -21,13 +22,27 @@ from torch.nn import functional
 from services.worker.layers.activation import silu_and_mul
 from services.worker.layers.native_linear import DTYPES as NATIVE_DTYPES
 from services.worker.layers.native_linear import NativeLinear
+from services.worker.layers.quantized_linear import QuantizedLinear
 from services.worker.native.library import Library
+from services.worker.quantization.base import QuantizedWeight
+
+Lookup = Callable[[torch.Tensor], torch.Tensor]
+"""Rows of a weight: ``[num_ids]`` int64 → ``[num_ids, in_size]``."""
 
 
 class LinearKernel(Protocol):
-    """Computes ``x @ weight.T + bias`` for a weight that it holds."""
+    """Computes ``x @ weight.T + bias`` for a weight that it holds.
+
+    Attributes:
+        name: For people.
+    """
 
     name: str
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """Gives rows of the weight, where the kernel's form of it allows."""
+        ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[num_rows, in_size]`` → ``[num_rows, out_size]``."""
@@ -46,11 +61,16 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weight, self._bias)
 
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        """``[num_ids]`` int64 → ``[num_ids, in_size]``."""
+        return functional.embedding(ids, self._weight)
+
 
 class PackedLinear:
     """oneDNN over a copy of the weight in its own order; the caller drops the original."""
 
     name = "onednn_packed"
+    lookup = None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -64,6 +84,8 @@ class PackedLinear:
 
 class GatedLinear:
     """``silu(gate) * up`` of the two halves that another kernel computes."""
+
+    lookup = None
 
     def __init__(self, kernel: LinearKernel) -> None:
         self._kernel = kernel
@@ -90,15 +112,44 @@ def make_linear_kernel(
             ``silu(gate) * up``, of half the size.
     """
     if library is not None and has_native_linear(weight.dtype, weight.device):
-        return NativeLinear(weight, bias, library=library, is_gated=is_gated)
+        return NativeLinear.pack(weight, bias, library=library, is_gated=is_gated)
     kernel = torch_linear_for(weight.dtype, weight.device)(weight, bias)
     return GatedLinear(kernel) if is_gated else kernel
 
 
-def linear_kernel_name(dtype: torch.dtype, device: torch.device, *, library: Library | None) -> str:
-    """Name of the kernel that ``make_linear_kernel`` builds."""
+def make_quantized_kernel(
+    weight: QuantizedWeight,
+    bias: torch.Tensor | None,
+    *,
+    dtype: torch.dtype,
+    library: Library | None,
+    is_gated: bool = False,
+) -> LinearKernel:
+    """Build the best kernel for a quantized weight; drop the weight afterwards.
+
+    Args:
+        weight: Where the rows will be.
+        bias: As ``make_linear_kernel``.
+        dtype: Of rows and results.
+        library: As ``make_linear_kernel``.
+        is_gated: As ``make_linear_kernel``.
+    """
+    if library is not None and has_native_linear(dtype, weight.native_arrays[0].device):
+        return NativeLinear.pack_quantized(
+            weight, bias, dtype=dtype, library=library, is_gated=is_gated
+        )
+    kernel = QuantizedLinear(weight, bias, dtype=dtype)
+    return GatedLinear(kernel) if is_gated else kernel
+
+
+def linear_kernel_name(
+    dtype: torch.dtype, device: torch.device, *, library: Library | None, is_quantized: bool = False
+) -> str:
+    """Name of the kernel that ``make_linear_kernel`` or ``make_quantized_kernel`` builds."""
     if library is not None and has_native_linear(dtype, device):
         return NativeLinear.name
+    if is_quantized:
+        return QuantizedLinear.name
     return torch_linear_for(dtype, device).name
 
 

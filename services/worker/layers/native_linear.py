@@ -1,6 +1,8 @@
 """A linear layer computed by the native library over a weight packed once (csrc/gemm.h).
 
-A row's result is equal to the bit whatever other rows there are.
+With a plain weight a row's result is equal to the bit whatever other rows there are. A quantized
+one is multiplied as it is by up to four rows and rounded to the rows' dtype for more, so there the
+results of the two differ by roundings.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from ctypes import c_int, c_int64, c_void_p
 import torch
 
 from services.worker.native.library import Library
+from services.worker.quantization.base import QuantizedWeight
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -18,7 +21,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 class NativeLinear:
     """Computes ``x @ weight.T + bias``; a gated one ``silu(gate) * up`` of the result's halves.
 
-    The weight is copied: the caller drops the original.
+    Made by ``pack`` or ``pack_quantized``.
 
     Attributes:
         name: For people.
@@ -29,39 +32,29 @@ class NativeLinear:
 
     def __init__(
         self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        handle: int | None,
+        shape: tuple[int, int],
         *,
+        dtype: torch.dtype,
         library: Library,
-        is_gated: bool = False,
+        is_gated: bool,
     ) -> None:
         """
         Args:
-            weight: ``[out_size, in_size]``, bfloat16 or float32, on the CPU.
-            bias: ``[out_size]`` of the same dtype, or none.
-            library: Where the kernels are.
-            is_gated: The weight is a gate's, and below it as many rows that it gates.
+            handle: Of a native linear that this object shall own; ``None`` = it was not made.
+            shape: Of its weight.
+            dtype: Of rows and results.
+            library: Whose it is.
+            is_gated: See the class.
 
         Raises:
-            MemoryError: No memory for the packed weight.
+            MemoryError: It was not made.
         """
-        out_size, in_size = weight.shape
-        create = library.function(
-            "sl_linear_create", [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int], c_void_p
-        )
-        handle = create(
-            weight.contiguous().data_ptr(),
-            None if bias is None else bias.contiguous().data_ptr(),
-            out_size,
-            in_size,
-            weight.dtype == torch.bfloat16,
-            is_gated,
-        )
+        out_size, self._in_size = shape
         if handle is None:
-            raise MemoryError(f"no memory to pack a weight of {out_size} x {in_size}")
-        self.handle: int = handle
-        destroy = library.function("sl_linear_destroy", [c_void_p])
-        weakref.finalize(self, destroy, handle)
+            raise MemoryError(f"no memory to pack a weight of {out_size} x {self._in_size}")
+        self.handle = handle
+        weakref.finalize(self, library.function("sl_linear_destroy", [c_void_p]), handle)
         self._run = library.function(
             "sl_linear_run_gated" if is_gated else "sl_linear_run",
             [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64],
@@ -69,9 +62,72 @@ class NativeLinear:
         self._lookup = library.function(
             "sl_linear_lookup", [c_void_p, c_void_p, c_int64, c_void_p, c_int64]
         )
-        self._in_size = in_size
         self._out_size = out_size // 2 if is_gated else out_size
-        self._dtype = weight.dtype
+        self._dtype = dtype
+
+    @classmethod
+    def pack(
+        cls,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        library: Library,
+        is_gated: bool = False,
+    ) -> NativeLinear:
+        """Pack a copy of a weight; the caller drops the original.
+
+        Args:
+            weight: ``[out_size, in_size]``, bfloat16 or float32, on the CPU.
+            bias: ``[out_size]`` of the same dtype, or none.
+            library: Where the kernels are.
+            is_gated: The weight is a gate's, and below it as many rows that it gates.
+
+        Raises:
+            MemoryError: There is none.
+        """
+        handle = _create(
+            "sl_linear_create",
+            (weight,),
+            bias,
+            weight.shape,
+            dtype=weight.dtype,
+            library=library,
+            is_gated=is_gated,
+        )
+        return cls(handle, weight.shape, dtype=weight.dtype, library=library, is_gated=is_gated)
+
+    @classmethod
+    def pack_quantized(
+        cls,
+        weight: QuantizedWeight,
+        bias: torch.Tensor | None,
+        *,
+        dtype: torch.dtype,
+        library: Library,
+        is_gated: bool = False,
+    ) -> NativeLinear:
+        """Pack a copy of a quantized weight.
+
+        Args:
+            weight: On the CPU.
+            bias: As ``pack``.
+            dtype: Of rows and results, bfloat16 or float32.
+            library: As ``pack``.
+            is_gated: As ``pack``.
+
+        Raises:
+            MemoryError: There is none.
+        """
+        handle = _create(
+            weight.native_create,
+            weight.native_arrays,
+            bias,
+            weight.shape,
+            dtype=dtype,
+            library=library,
+            is_gated=is_gated,
+        )
+        return cls(handle, weight.shape, dtype=dtype, library=library, is_gated=is_gated)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[num_rows, in_size]`` → ``[num_rows, out_size]``, half of that if gated."""
@@ -87,3 +143,28 @@ class NativeLinear:
         out = torch.empty(len(ids), self._in_size, dtype=self._dtype)
         self._lookup(self.handle, ids.data_ptr(), len(ids), out.data_ptr(), self._in_size)
         return out
+
+
+def _create(
+    function: str,
+    arrays: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+    shape: tuple[int, int],
+    *,
+    dtype: torch.dtype,
+    library: Library,
+    is_gated: bool,
+) -> int | None:
+    """Call one of the functions that pack; they copy what they are given."""
+    pointers = [c_void_p] * (len(arrays) + 1)
+    create = library.function(function, [*pointers, c_int64, c_int64, c_int, c_int], c_void_p)
+    contiguous = [array.contiguous() for array in arrays]
+    flat_bias = None if bias is None else bias.contiguous()
+    handle: int | None = create(
+        *(array.data_ptr() for array in contiguous),
+        None if flat_bias is None else flat_bias.data_ptr(),
+        *shape,
+        dtype == torch.bfloat16,
+        is_gated,
+    )
+    return handle

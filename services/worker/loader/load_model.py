@@ -19,9 +19,11 @@ from services.worker.loader.dtype import named_dtype, resolve_dtype
 from services.worker.loader.weights import fill_slots
 from services.worker.models.base import CausalLM, HfConfig, ModelConfig
 from services.worker.native.library import Library
+from services.worker.quantization.base import QuantizationMethod
 
 _MODELS = "services.worker.models"
 _ATTENTION = "services.worker.attention"
+_QUANTIZATION = "services.worker.quantization"
 
 _MEANINGLESS_KEYS = frozenset(
     (
@@ -78,6 +80,7 @@ def load_model(
     block_size: int,
     report: Callable[[int, int], None],
     library: Library | None = None,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Build the model that ``model_dir`` describes and stream its weights into it.
 
@@ -89,6 +92,8 @@ def load_model(
         block_size: Tokens of one KV block.
         report: Called with (bytes loaded, bytes in all) as loading goes on.
         library: Native CPU kernels; ``None`` = torch computes all.
+        quantization: Name of a file in ``services/worker/quantization``; ``None`` = weights in
+            ``dtype``.
 
     Raises:
         ConfigError: The directory, family, dtype or a feature of the model is not supported, or a
@@ -114,6 +119,8 @@ def load_model(
         spec
     )
     model: CausalLM = family.build(config, dtype=torch_dtype, device=device)
+    if quantization is not None:
+        model.quantize(quantization_method(quantization))
     fill_slots(
         model.weight_slots(), checkpoint, is_head_tied=config.tie_word_embeddings, report=report
     )
@@ -124,7 +131,10 @@ def load_model(
         dtype=str(torch_dtype),
         size_bytes=checkpoint.size_bytes,
         attention_backend=backend,
-        linear_kernel=linear_kernel_name(torch_dtype, device, library=library),
+        quantization=quantization,
+        linear_kernel=linear_kernel_name(
+            torch_dtype, device, library=library, is_quantized=quantization is not None
+        ),
     )
     return LoadedModel(
         model=model,
@@ -134,6 +144,16 @@ def load_model(
         eos_token_ids=eos_token_ids(model_dir),
         library=library,
     )
+
+
+def quantization_method(name: str) -> QuantizationMethod:
+    """A way to keep weights in few bits.
+
+    Raises:
+        ConfigError: There is none of that name; the message lists those that exist.
+    """
+    method: QuantizationMethod = load_plugin(_QUANTIZATION, name, what="quantization")
+    return method
 
 
 def weight_dtype(model_dir: Path, *, dtype: str, device: torch.device) -> torch.dtype:

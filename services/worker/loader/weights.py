@@ -8,6 +8,7 @@ import torch
 
 from services.common.errors import ConfigError
 from services.worker.loader.checkpoint import Checkpoint
+from services.worker.quantization.base import QuantizedSlot
 
 _NAMES_SHOWN = 5
 _COMPUTED_SUFFIX = ".rotary_emb.inv_freq"
@@ -15,7 +16,7 @@ _COMPUTED_SUFFIX = ".rotary_emb.inv_freq"
 
 
 def fill_slots(
-    slots: Mapping[str, torch.Tensor],
+    slots: Mapping[str, torch.Tensor | QuantizedSlot],
     checkpoint: Checkpoint,
     *,
     is_head_tied: bool,
@@ -55,7 +56,7 @@ def _wanted_names(names: Iterable[str], *, is_head_tied: bool) -> set[str]:
     return wanted
 
 
-def _check_names(names: set[str], slots: Mapping[str, torch.Tensor]) -> None:
+def _check_names(names: set[str], slots: Mapping[str, torch.Tensor | QuantizedSlot]) -> None:
     problems = []
     if missing := sorted(slots.keys() - names):
         problems.append(f"missing: {_shown(missing)}")
@@ -65,7 +66,7 @@ def _check_names(names: set[str], slots: Mapping[str, torch.Tensor]) -> None:
         raise ConfigError(f"the checkpoint does not fit the model; {'; '.join(problems)}")
 
 
-def _fill(name: str, slot: torch.Tensor, tensor: torch.Tensor) -> None:
+def _fill(name: str, slot: torch.Tensor | QuantizedSlot, tensor: torch.Tensor) -> None:
     if slot.shape != tensor.shape:
         raise ConfigError(
             f"tensor {name!r} has shape {list(tensor.shape)}, the model wants {list(slot.shape)}"

@@ -13,8 +13,9 @@ from services.worker.layers.rotary import Rotation
 from services.worker.models._native_decoder import NativeLayer
 from services.worker.models.base import ModelConfig
 from services.worker.native.library import Library
+from services.worker.quantization.base import Quantize, QuantizedSlot
 
-Slots = Iterator[tuple[str, torch.Tensor]]
+Slots = Iterator[tuple[str, torch.Tensor | QuantizedSlot]]
 
 
 class SelfAttention:
@@ -61,6 +62,11 @@ class SelfAttention:
         if self.norms is not None:
             yield from self.norms[0].weight_slots(f"{prefix}q_norm")
             yield from self.norms[1].weight_slots(f"{prefix}k_norm")
+
+    def quantize(self, quantize: Quantize) -> None:
+        """See ``CausalLM.quantize``."""
+        self.qkv.quantize(quantize)
+        self.out.quantize(quantize)
 
     def finish_loading(self, library: Library | None) -> None:
         """See ``CausalLM.finish_loading``."""
@@ -128,6 +134,11 @@ class Mlp:
         yield from self.gate_up.weight_slots(prefix)
         yield from self.down.weight_slots(prefix)
 
+    def quantize(self, quantize: Quantize) -> None:
+        """See ``CausalLM.quantize``."""
+        self.gate_up.quantize(quantize)
+        self.down.quantize(quantize)
+
     def finish_loading(self, library: Library | None) -> None:
         """See ``CausalLM.finish_loading``."""
         self.gate_up.finish_loading(library)
@@ -156,6 +167,11 @@ class DecoderLayer:
         yield from self._attention.weight_slots(f"{prefix}self_attn.")
         yield from self._mlp_norm.weight_slots(f"{prefix}post_attention_layernorm")
         yield from self._mlp.weight_slots(f"{prefix}mlp.")
+
+    def quantize(self, quantize: Quantize) -> None:
+        """See ``CausalLM.quantize``."""
+        self._attention.quantize(quantize)
+        self._mlp.quantize(quantize)
 
     def finish_loading(self, library: Library | None) -> None:
         """See ``CausalLM.finish_loading``."""

@@ -21,6 +21,7 @@ from services.worker.models._blocks import DecoderLayer
 from services.worker.models._native_decoder import NativeDecoder
 from services.worker.models.base import ModelConfig, RopeConfig
 from services.worker.native.library import Library
+from services.worker.quantization.base import QuantizationMethod, QuantizedSlot
 
 
 class DecoderLM:
@@ -46,7 +47,13 @@ class DecoderLM:
         frequencies = rope_frequencies(config.rope, device=device)
         self._rotary = RotaryEmbedding(frequencies, dtype=dtype)
 
-    def weight_slots(self) -> Mapping[str, torch.Tensor]:
+    def quantize(self, method: QuantizationMethod) -> None:
+        """Keep all linear weights, and a tied embedding, as ``method`` makes them."""
+        for layer in self._layers:
+            layer.quantize(method.quantize)
+        self._head.quantize(method.quantize_table)
+
+    def weight_slots(self) -> Mapping[str, torch.Tensor | QuantizedSlot]:
         """Where each checkpoint tensor goes."""
         slots = dict(self._embedding.weight_slots("model.embed_tokens"))
         for index, layer in enumerate(self._layers):

@@ -16,6 +16,7 @@ import torch
 from services.worker.attention.base import AttentionStep
 from services.worker.models._hf_config import HfConfig
 from services.worker.native.library import Library
+from services.worker.quantization.base import QuantizationMethod, QuantizedSlot
 
 __all__ = ["CausalLM", "HfConfig", "ModelConfig", "RopeConfig", "RopeType"]
 
@@ -91,7 +92,15 @@ class ModelConfig:
 class CausalLM(Protocol):
     """A model that predicts the next token."""
 
-    def weight_slots(self) -> Mapping[str, torch.Tensor]:
+    def quantize(self, method: QuantizationMethod) -> None:
+        """Keep the weights of all linear layers in few bits.
+
+        An embedding that is the output head too is one of them. Called at most once, before
+        ``weight_slots``.
+        """
+        ...
+
+    def weight_slots(self) -> Mapping[str, torch.Tensor | QuantizedSlot]:
         """Where each checkpoint tensor goes: its name → the (view of a) parameter to fill.
 
         Every slot must be filled exactly once, then ``finish_loading`` is called.

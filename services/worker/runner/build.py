@@ -52,6 +52,7 @@ class RunnerOptions:
     max_num_batched_tokens: int
     pipeline_depth: int
     cpu_isa: IsaSetting = "auto"
+    quantization: str | None = None
     num_threads: int | None = None
 
     @property
@@ -155,6 +156,7 @@ def build_runner(options: RunnerOptions, *, report: Callable[[Progress], None]) 
         block_size=options.block_size,
         report=lambda done, total: report(Progress("weights", done, total)),
         library=library,
+        quantization=options.quantization,
     )
     spec = KvCacheSpec.of(loaded.config, block_size=options.block_size, dtype=loaded.dtype)
     report(Progress("profile"))

@@ -8,6 +8,7 @@
 #include "gemm_float.h"
 #include "gemm_layout.h"
 #include "gemm_pairs.h"
+#include "gemm_quantized.h"
 #include "pool.h"
 
 namespace sl {
@@ -25,6 +26,9 @@ constexpr int64_t kSumsStride = kBlockPanels * kLanes;
 constexpr int64_t kTileRows = 4 * kBlockRows;
 constexpr int64_t kTilePanels = 8;
 constexpr int64_t kTilesPerThread = 4;
+// Weights that are widened first should be used by many rows.
+constexpr int64_t kWidenedTileRows = 1024;
+constexpr int64_t kWidenedTilePanels = 4;
 
 enum class Target { kStore, kAdd, kAddFloat, kGated };
 
@@ -77,9 +81,12 @@ class Tiles {
 public:
     explicit Tiles(const Product& product)
         : rows_(product.rows), panels_(product.linear.num_panels) {
-        const int64_t row_tiles = divide_up(rows_, kTileRows);
+        const bool is_plain = !is_quantized(product.linear.format);
+        const int64_t row_tiles = divide_up(rows_, is_plain ? kTileRows : kWidenedTileRows);
         tile_rows_ = divide_up(divide_up(rows_, row_tiles), kBlockRows) * kBlockRows;
-        tile_panels_ = rows_ <= kBlockRows ? kBlockPanels : kTilePanels;
+        tile_panels_ = rows_ <= kBlockRows ? kBlockPanels
+                       : is_plain          ? kTilePanels
+                                           : kWidenedTilePanels;
         const int64_t wanted = kTilesPerThread * num_threads();
         while (tile_panels_ > 2 && count() < wanted) tile_panels_ /= 2;
     }
@@ -243,7 +250,7 @@ void gate_results(const Results<T>& results) {
 
 // T is the linear's dtype.
 template <class T>
-void write(const Product& product, const float* sums, const Tile& block) {
+void write_as(const Product& product, const float* sums, const Tile& block) {
     const auto results = [&]<class To>(To* out) {
         return Results<To>{product.linear, sums,
                            block.first_panel, static_cast<int>(block.num_panels),
@@ -258,19 +265,18 @@ void write(const Product& product, const float* sums, const Tile& block) {
     }
 }
 
-// Brings the lines that a block's results go to while its sums are computed.
-void prefetch_outputs(const Product& product, const Tile& block) {
-    const size_t size = product.linear.is_bf16 && product.target != Target::kAddFloat ? 2 : 4;
-    const int64_t columns = product.target == Target::kGated ? block.num_panels / 2 * kLanes : block.num_panels*kLanes;
-    const auto* out = static_cast<const char*>(product.out) + block.first_row * product.out_stride * size + product.linear.first_row(block.first_panel) * size;
-    for (int64_t row = 0; row < block.num_rows; ++row, out += product.out_stride * size) {
-        for (size_t byte = 0; byte < columns * size; byte += 64) __builtin_prefetch(out + byte, 1, 3);
+// Writes results of the linear's dtype.
+void write(const Product& product, const float* sums, const Tile& block) {
+    if (product.linear.is_bf16) {
+        write_as<bf16>(product, sums, block);
+    } else {
+        write_as<float>(product, sums, block);
     }
 }
 
+// Products of a tile's rows and panels; `panels` are those of the tile, of Step.
 template <class T, class Step>
-void run_tile(const Product& product, Inputs<T> x, const Tile& tile) {
-    const Linear& linear = product.linear;
+void run_tile(const Product& product, Inputs<T> x, const Tile& tile, const Panels& panels) {
     Multiplier multiplier;
     alignas(64) float sums[kBlockRows * kSumsStride];
     // Few rows stay in the first-level cache while all panels of the tile pass by.
@@ -279,36 +285,124 @@ void run_tile(const Product& product, Inputs<T> x, const Tile& tile) {
             const Tile block{tile.first_row + r, std::min(tile.num_rows - r, kBlockRows),
                              tile.first_panel + p,
                              std::min<int64_t>(tile.num_panels - p, kBlockPanels)};
-            prefetch_outputs(product, block);
             multiplier.run<Step>({x.data + block.first_row * x.stride, x.stride}, block.num_rows,
-                                 {linear.panel(block.first_panel), linear.panel_bytes(),
-                                  linear.num_steps},
+                                 {panels.data + p * panels.panel_bytes, panels.panel_bytes,
+                                  panels.num_steps},
                                  static_cast<int>(block.num_panels), sums);
-            if (linear.is_bf16) {
-                write<bf16>(product, sums, block);
-            } else {
-                write<float>(product, sums, block);
-            }
+            write(product, sums, block);
         }
     }
 }
 
 template <class T, class Step>
-void run_all(const Product& product, Inputs<T> x) {
+void run_plain(const Product& product, Inputs<T> x) {
+    const Linear& linear = product.linear;
     const Tiles tiles(product);
     parallel_for(tiles.count(), [&](int64_t index, int) {
-        run_tile<T, Step>(product, x, tiles.at(index));
+        const Tile tile = tiles.at(index);
+        run_tile<T, Step>(product, x, tile,
+                          {linear.panel(tile.first_panel), linear.panel_bytes(), linear.num_steps});
     });
 }
 
-void run(const Product& product) {
+// Memory of a thread that starts at a cache line.
+uint8_t* scratch(size_t bytes) {
+    static thread_local std::vector<uint8_t> buffer;
+    if (buffer.size() < bytes + 64) buffer.resize(bytes + 64);
+    const auto address = reinterpret_cast<uintptr_t>(buffer.data());
+    return buffer.data() + (64 - address % 64) % 64;
+}
+
+// Each tile's panels of Stored steps become Step ones first.
+template <class T, class Stored, class Step>
+void run_widened(const Product& product, Inputs<T> x) {
     const Linear& linear = product.linear;
-    if (product.rows == 0) return;
-    if (!linear.is_bf16) return run_all<float, FloatStep>(product, widened<float, float>(product));
+    const Tiles tiles(product);
+    const size_t panel_bytes = linear.num_steps * sizeof(Step);
+    parallel_for(tiles.count(), [&](int64_t index, int) {
+        const Tile tile = tiles.at(index);
+        uint8_t* const panels = scratch(tile.num_panels * panel_bytes);
+        for (int64_t p = 0; p < tile.num_panels; ++p) {
+            widen_panel<Stored, Step>(linear.panel(tile.first_panel + p), panels + p * panel_bytes,
+                                      linear.num_steps);
+        }
+        run_tile<T, Step>(product, x, tile, {panels, panel_bytes, linear.num_steps});
+    });
+}
+
+template <class T, class Stored>
+void direct_panel_rows(int64_t rows, Inputs<T> x, const float* step_sums, const uint8_t* panel,
+                       int64_t num_steps, float* sums) {
+    const auto run = [&]<int kRows>(std::integral_constant<int, kRows>) {
+        direct_panel<Stored, kRows>(x.data, x.stride, step_sums, panel, num_steps, sums,
+                                    kSumsStride);
+    };
+    static_assert(kMaxDirectRows == 4);
+    switch (rows) {
+        case 1: return run(std::integral_constant<int, 1>());
+        case 2: return run(std::integral_constant<int, 2>());
+        case 3: return run(std::integral_constant<int, 3>());
+        default: return run(std::integral_constant<int, 4>());
+    }
+}
+
+// Few rows are multiplied with the weights as they are stored.
+template <class T, class Stored>
+void run_direct(const Product& product, Inputs<T> x) {
+    const Linear& linear = product.linear;
+    static thread_local std::vector<float> buffer;
+    buffer.resize(std::max<size_t>(buffer.size(), kMaxDirectRows * linear.num_steps));
+    float* const step_sums = buffer.data();
+    for (int64_t row = 0; row < product.rows; ++row) {
+        sum_steps(x.data + row * x.stride, linear.num_steps, step_sums + row * linear.num_steps);
+    }
+    const Tiles tiles(product);
+    parallel_for(tiles.count(), [&](int64_t index, int) {
+        const Tile tile = tiles.at(index);
+        alignas(64) float sums[kMaxDirectRows * kSumsStride];
+        for (int64_t p = 0; p < tile.num_panels; ++p) {
+            direct_panel_rows<T, Stored>(product.rows, x, step_sums,
+                                         linear.panel(tile.first_panel + p), linear.num_steps,
+                                         sums + p * kLanes);
+        }
+        write(product, sums, tile);
+    });
+}
+
+template <class Stored>
+void run_quantized(const Product& product) {
+    const bool is_direct = product.rows <= kMaxDirectRows;
+    if (!product.linear.is_bf16) {
+        const auto x = widened<float, float>(product);
+        if (is_direct) return run_direct<float, Stored>(product, x);
+        return run_widened<float, Stored, FloatStep>(product, x);
+    }
     if constexpr (kHasBf16Kernels) {
-        run_all<bf16, Bf16Step>(product, widened<bf16, bf16>(product));
-    } else {
-        run_all<float, Bf16Step>(product, widened<float, bf16>(product));
+        if (!is_direct) {
+            return run_widened<bf16, Stored, Bf16Step>(product, widened<bf16, bf16>(product));
+        }
+        if constexpr (std::is_same_v<Stored, Int4Step>) {
+            return run_direct<bf16, Stored>(product, widened<bf16, bf16>(product));
+        }
+    }
+    const auto x = widened<float, bf16>(product);
+    if (is_direct) return run_direct<float, Stored>(product, x);
+    return run_widened<float, Stored, FloatStep>(product, x);
+}
+
+void run(const Product& product) {
+    if (product.rows == 0) return;
+    switch (product.linear.format) {
+        case Format::kFloat32:
+            return run_plain<float, FloatStep>(product, widened<float, float>(product));
+        case Format::kBfloat16:
+            if constexpr (kHasBf16Kernels) {
+                return run_plain<bf16, Bf16Step>(product, widened<bf16, bf16>(product));
+            } else {
+                return run_plain<float, Bf16Step>(product, widened<float, bf16>(product));
+            }
+        case Format::kInt8: return run_quantized<Int8Step>(product);
+        case Format::kInt4: return run_quantized<Int4Step>(product);
     }
 }
 

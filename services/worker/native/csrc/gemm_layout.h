@@ -46,6 +46,10 @@ struct Int4Step {
 
 static_assert(sizeof(Bf16Step) == 1024 && sizeof(Int8Step) == 544 && sizeof(Int4Step) == 320);
 
+constexpr bool is_quantized(Format format) {
+    return format == Format::kInt8 || format == Format::kInt4;
+}
+
 constexpr size_t step_bytes(Format format) {
     switch (format) {
         case Format::kFloat32: return sizeof(FloatStep);

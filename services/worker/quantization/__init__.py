@@ -1,0 +1,1 @@
+"""Weights in fewer bits than they are computed in; the file name is the method's name."""
