@@ -127,11 +127,11 @@ def snippets(url: str, *, model: str, needs_key: bool) -> list[str]:
     return [
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\",
         f'  -d \'{{"model": "{model}", '
-        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}\'',
+        '"messages": [{"role": "user", "content": "What is the capital of France? Answer in one word."}]}\'',
         "",
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{url}/v1", api_key="{key}")',
-        'messages = [{"role": "user", "content": "What is the capital of France?"}]',
+        'messages = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]',
         f'reply = client.chat.completions.create(model="{model}", messages=messages)',
         "print(reply.choices[0].message.content)",
     ]

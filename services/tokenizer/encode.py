@@ -1,7 +1,8 @@
 """The model's tokenizer file: text to token ids and back.
 
-Encoding a long text takes milliseconds, so it is done in threads; the library lets go of the
-interpreter lock meanwhile.
+Encoding a long text takes milliseconds, so it is done in threads, by the one call of the library
+that lets go of the interpreter lock meanwhile (a batch without offsets; a single ``encode`` holds
+it: a megabyte would stop the whole process for more than a second).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer
 
-from services.common.errors import ConfigError, InvalidRequest
+from services.common.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from services.common.fingerprint import TOKENIZER_FILE, eos_token_ids, read_json, vocab_size
 from services.tokenizer.detokenize import Detokenizer, new_detokenizer
-from services.tokenizer.token_bytes import token_bytes
+from services.tokenizer.token_bytes import TokenBytes, token_bytes
 
 INLINE_CHARS = 1_000
 """Texts up to here are encoded on the spot (0.2 ms at most): a hop to a thread costs as much."""
@@ -41,23 +42,37 @@ class Encoder:
         self.vocab_size = vocab_size(read_json(model_dir / "config.json"))
         self.eos_token_ids = frozenset(eos_token_ids(model_dir))
         self.token_bytes = token_bytes(self._tokenizer, vocab_size=self.vocab_size)
+        self._longest_token = _longest_token(self._tokenizer, self.token_bytes)
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="encode")
 
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, param: str, max_tokens: int | None = None
+    ) -> list[int]:
         """Token ids of a text.
 
         Args:
             text: Any text.
             add_special_tokens: Whether the tokenizer's own post-processor adds them (BOS, say).
             param: The request's field, for the message.
+            max_tokens: A text that is sure to have more is refused before the work is done:
+                megabytes take seconds, of everybody's time.
 
         Raises:
             InvalidRequest: The text holds half of a surrogate pair, so is not Unicode text.
+            ContextLengthExceeded: It has more than ``max_tokens``, by its length alone.
         """
+        if max_tokens is not None and self._longest_token:
+            least = len(text) // self._longest_token
+            if least > max_tokens:
+                raise ContextLengthExceeded(
+                    f"this model's maximum context length is {max_tokens} tokens, but {param} has "
+                    f"{len(text)} characters, which are at least {least} tokens; shorten it",
+                    param=param,
+                )
         if len(text) <= INLINE_CHARS:
             return self.encode_now(text, add_special_tokens=add_special_tokens, param=param)
         return await self.in_thread(
@@ -72,7 +87,12 @@ class Encoder:
             raise InvalidRequest(
                 f"{param} is not valid Unicode: {error.reason}", param=param
             ) from None
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if len(text) <= INLINE_CHARS:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         ids: list[int] = encoding.ids
         return ids
 
@@ -109,6 +129,18 @@ class Encoder:
             prompt_ids=prompt_ids,
             skip_special_tokens=skip_special_tokens,
         )
+
+
+def _longest_token(tokenizer: Tokenizer, table: TokenBytes) -> int:
+    """Most characters that one token can stand for; 0 = nobody knows.
+
+    A normalizer may shorten a text, and some special tokens take all the space around them.
+    """
+    added = tokenizer.get_added_tokens_decoder().values()
+    takes_space = any(token.lstrip or token.rstrip for token in added)
+    if tokenizer.normalizer is not None or takes_space or not table.is_exact:
+        return 0
+    return max(len(data) for data in table.shown)
 
 
 def _load(path: Path) -> Tokenizer:

@@ -124,9 +124,12 @@ class Generator:
         if request.resume is not None:
             self._require_known(request.resume)
             return request.resume.prompt_ids
+        keep = request.truncate_prompt_tokens
         return truncate(
-            await self._prompts.token_ids(request.prompt),
-            keep=request.truncate_prompt_tokens,
+            await self._prompts.token_ids(
+                request.prompt, max_tokens=max_model_len if keep is None else None
+            ),
+            keep=keep,
             num_output_tokens=0 if request.pools else request.sampling.max_tokens or 1,
             max_model_len=max_model_len,
         )

@@ -63,41 +63,58 @@ class PromptReader:
         self._templates = templates
         self._trust_request_template = trust_request_template
 
-    async def token_ids(self, prompt: Prompt) -> Sequence[int]:
+    async def token_ids(self, prompt: Prompt, *, max_tokens: int | None = None) -> Sequence[int]:
         """Token ids of a prompt.
+
+        Args:
+            prompt: The prompt.
+            max_tokens: As ``Encoder.encode``.
 
         Raises:
             InvalidRequest: It cannot be read, is empty, or has ids that the model does not have.
+            ContextLengthExceeded: It is far longer than ``max_tokens``.
         """
         started = time.perf_counter()
-        ids, param = await self._token_ids(prompt)
+        ids, param = await self._token_ids(prompt, max_tokens)
         if not ids:
             raise InvalidRequest("the prompt is empty: it has no tokens", param=param)
         metrics.ENCODE_SECONDS.observe(time.perf_counter() - started)
         return ids
 
-    async def _token_ids(self, prompt: Prompt) -> tuple[Sequence[int], str]:
+    async def _token_ids(self, prompt: Prompt, max_tokens: int | None) -> tuple[Sequence[int], str]:
         match prompt:
             case IdsPrompt():
                 self._encoder.require_known(prompt.ids, param="prompt")
                 return prompt.ids, "prompt"
             case TextPrompt():
                 ids = await self._encoder.encode(
-                    prompt.text, add_special_tokens=prompt.add_special_tokens, param="prompt"
+                    prompt.text,
+                    add_special_tokens=prompt.add_special_tokens,
+                    param="prompt",
+                    max_tokens=max_tokens,
                 )
                 return ids, "prompt"
             case ChatPrompt():
-                _, ids = await self.render(prompt)
+                _, ids = await self.render(prompt, max_tokens=max_tokens)
                 return ids, "messages"
 
-    async def render(self, prompt: ChatPrompt) -> tuple[str, list[int]]:
+    async def render(
+        self, prompt: ChatPrompt, *, max_tokens: int | None = None
+    ) -> tuple[str, list[int]]:
         """Text and token ids of a chat; the template has brought its own special tokens.
+
+        Args:
+            prompt: The chat.
+            max_tokens: As ``Encoder.encode``.
 
         Raises:
             InvalidRequest: It is not a chat, or the template refuses it.
+            ContextLengthExceeded: It is far longer than ``max_tokens``.
         """
         text = await self._encoder.in_thread(lambda: self._render(prompt))
-        ids = await self._encoder.encode(text, add_special_tokens=False, param="messages")
+        ids = await self._encoder.encode(
+            text, add_special_tokens=False, param="messages", max_tokens=max_tokens
+        )
         return text, ids
 
     def _render(self, prompt: ChatPrompt) -> str:

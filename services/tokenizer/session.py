@@ -241,8 +241,9 @@ class Session:
             return
         was_busy = _is_busy(engine.load)
         engine.load.CopyFrom(load)
-        if was_busy and not _is_busy(load):
-            # Loads go on at the next beat, but who has got an answer may look at once what is left.
+        if was_busy != _is_busy(load):
+            # Loads go on at the next beat, but who reads a stream or has got an answer may look at
+            # once what runs.
             self._on_change()
 
     def _deliver(self, step: scheduler_pb2.StepFrame) -> None:

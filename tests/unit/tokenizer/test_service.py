@@ -21,6 +21,7 @@ from services.common.errors import (
 from services.common.fingerprint import text_fingerprint
 from services.common.pb import common_pb2, scheduler_pb2, tokenizer_pb2
 from services.common.rpc import translate
+from services.tokenizer.encode import Encoder
 from tests.fakes.scheduler import Answer, FakeScheduler, engine_state
 from tests.unit.tokenizer.conftest import MODEL, MakeRig, Rig, rig_of, until_ready
 
@@ -217,6 +218,23 @@ async def test_a_bad_request_is_refused_by_name_and_the_next_is_served(
         assert error.param == param
         assert not rig.fake.adds
         assert finish_of(await generate(rig, text="x"))
+
+
+async def test_a_text_that_is_far_too_long_is_refused_without_being_encoded(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far_too_long = "word " * 200_000
+    messages = json.dumps([{"role": "user", "content": far_too_long}])
+    async with make_rig(lambda add, index: Answer([65])) as rig:
+        monkeypatch.delattr(Encoder, "encode_now")
+        for fields, param in (
+            ({"text": far_too_long}, "prompt"),
+            ({"chat": tokenizer_pb2.ChatPrompt(messages_json=messages)}, "messages"),
+        ):
+            error = await refusal(rig, **fields)
+            assert isinstance(error, ContextLengthExceeded)
+            assert error.param == param
+            assert "characters" in str(error)
 
 
 async def test_max_tokens_is_the_rest_of_the_context_by_default(make_rig: MakeRig) -> None:

@@ -95,9 +95,25 @@ async def test_that_an_engine_has_nothing_left_to_do_is_told_at_once(
         async for _ in rig.stub.Generate(request()):
             pass
         async with asyncio.timeout(60):
-            while not (after := (await watching.read()).engines[0].load).generated_tokens:
+            while not (load := (await watching.read()).engines[0].load).generated_tokens:
                 pass
-        assert after.running == 0
+            while load.running:
+                load = (await watching.read()).engines[0].load
+
+
+async def test_that_an_engine_has_something_to_do_is_told_at_once(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "INFO_PERIOD_S", 600.0)
+    monkeypatch.setattr(scheduler, "HEARTBEAT_S", 600.0)
+    async with make_rig(lambda add, index: ENDLESS, step_s=0.01) as rig:
+        watching = rig.stub.Info(tokenizer_pb2.InfoRequest())
+        assert (await watching.read()).engines[0].load.running == 0
+        call = await first_of(rig)
+        async with asyncio.timeout(60):
+            while not (await watching.read()).engines[0].load.running:
+                pass
+        call.cancel()
 
 
 async def test_a_gap_in_the_offsets_fails_the_session(make_rig: MakeRig) -> None:
