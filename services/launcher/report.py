@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from services.launcher.probes import Traffic, WorkerState
 from services.launcher.screen import bytes_text
 
+_QUESTION = "What is the capital of France? Answer in one word."
+_MESSAGES = f'[{{"role": "user", "content": "{_QUESTION}"}}]'
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -126,12 +129,11 @@ def snippets(url: str, *, model: str, needs_key: bool) -> list[str]:
     key = "YOUR_KEY" if needs_key else "none"
     return [
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\",
-        f'  -d \'{{"model": "{model}", '
-        '"messages": [{"role": "user", "content": "What is the capital of France? Answer in one word."}]}\'',
+        f'  -d \'{{"model": "{model}", "messages": {_MESSAGES}}}\'',
         "",
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{url}/v1", api_key="{key}")',
-        'messages = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]',
+        f"messages = {_MESSAGES}",
         f'reply = client.chat.completions.create(model="{model}", messages=messages)',
         "print(reply.choices[0].message.content)",
     ]
