@@ -10,8 +10,6 @@ namespace sl {
 // Vectors of one panel's lanes.
 constexpr int kLaneVectors = kLanes / VF;
 
-typedef int8_t vb __attribute__((vector_size(VF)));
-
 inline vf load_half(const uint16_t* p) {
 #if SL_LEVEL >= SL_AVX512
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -29,9 +27,18 @@ inline vf load_half(const uint16_t* p) {
 
 // The stored value of an input of the step, for VF lanes.
 inline vf stored(const Int8Step& step, int input, int vector) {
-    vb values;
-    std::memcpy(&values, step.values[input] + vector * VF, sizeof values);
-    return __builtin_convertvector(__builtin_convertvector(values, vi), vf);
+    const int8_t* const values = step.values[input] + vector * VF;
+#if SL_LEVEL >= SL_AVX512
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    return __builtin_convertvector((vi)_mm512_maskz_cvtepi8_epi32(0xffff, bytes), vf);
+#elif SL_LEVEL >= SL_AVX2
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(values));
+    return __builtin_convertvector((vi)_mm256_cvtepi8_epi32(bytes), vf);
+#else
+    vf result;
+    for (int i = 0; i < VF; ++i) result[i] = values[i];
+    return result;
+#endif
 }
 
 inline vf stored(const Int4Step& step, int input, int vector) {
