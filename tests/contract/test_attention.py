@@ -26,6 +26,8 @@ LEVELS_HERE = [isa.name for isa in LEVELS[: best_level(machine_flags()) + 1]]
 MIXES: dict[str, list[tuple[int, int]]] = {
     "one decode": [(1, 37)],
     "decodes of unlike length": [(1, 1), (1, 300), (1, 16), (1, 17), (1, 65)],
+    "many decodes": [(1, 1 + 29 * i) for i in range(19)],
+    "many short queries": [(2, 2 + 37 * i) for i in range(17)],
     "one whole prompt": [(33, 33)],
     "prompts of unlike length": [(5, 5), (70, 70), (1, 1), (16, 16)],
     "chunk with context": [(9, 50)],

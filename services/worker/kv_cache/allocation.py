@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 
@@ -47,4 +48,8 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
     # memory, and gigabytes of them no time at start. It refuses what the machine never has.
     num_bytes = math.prod(shape) * dtype.itemsize
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE)
+    # A decode reads blocks from all over the cache: with small pages most of its time would go into
+    # finding them.
+    with contextlib.suppress(OSError):  # a kernel without large pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

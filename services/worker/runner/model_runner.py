@@ -201,8 +201,10 @@ class ModelRunner:
         token_ids = samples.sampled.token_ids.cpu().numpy()
         # The batch's rows come first in ``handles``, in its order.
         row_errors = self._follow(handles, batch, token_ids, scores)
-        sampled_handles = np.array(handles)[batch.sampling_index]
-        good = np.flatnonzero(~np.isin(sampled_handles, list(row_errors)))
+        good = np.arange(batch.sampling_index.size)
+        if row_errors:
+            sampled_handles = np.array(handles)[batch.sampling_index]
+            good = good[~np.isin(sampled_handles, list(row_errors))]
         num_sampled = np.zeros(len(handles), dtype=np.int64)
         num_sampled[batch.sampling_index[good]] = 1
         described, logprobs = self._logprobs(samples, good)
@@ -249,9 +251,9 @@ class ModelRunner:
 
     def _apply_diffs(self, step: Step) -> Ints:
         """Append new blocks; returns the row of each handle that shall run."""
-        rows = self._states.rows_of(step.handles)
-        if np.unique(rows[rows != UNKNOWN]).size != np.count_nonzero(rows != UNKNOWN):
+        if len(set(step.handles)) < len(step.handles):
             raise InvariantError(f"step {step.step} names a request twice")
+        rows = self._states.rows_of(step.handles)
         is_known = rows != UNKNOWN
         self._states.block_table.append(
             rows[is_known],
@@ -286,14 +288,9 @@ class ModelRunner:
 
     def _advance(self, batch: InputBatch, samples: _Samples | None) -> None:
         """Count what the launched work computes; sampled tokens go to their rows on the device."""
-        states, rows = self._states, batch.sampling_rows
-        states.num_computed[batch.rows] += batch.num_tokens
-        if samples is None:
-            return
-        lines = to_device(rows, self._device)
-        places = to_device(states.num_known[rows], self._device)
-        states.token_ids[lines, places] = samples.sampled.token_ids.int()
-        states.num_known[rows] += 1
+        self._states.num_computed[batch.rows] += batch.num_tokens
+        if samples is not None:
+            self._states.append_sampled(batch.sampling_rows, samples.sampled.token_ids)
 
     def _logprobs(self, samples: _Samples, good: Ints) -> tuple[Ints, LogprobColumns | None]:
         """Log-probabilities that rows asked for, and which of the ``good`` lines they describe."""

@@ -15,6 +15,7 @@ import torch
 from services.common.errors import InvariantError
 from services.worker.runner.block_table import BlockTable
 from services.worker.runner.step_input import Ints, NewRow
+from services.worker.sampling.base import to_device
 
 UNKNOWN = -1
 """Row of a handle that has none."""
@@ -46,6 +47,8 @@ class RequestStates:
         self.token_ids = torch.zeros(
             (max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device
         )
+        # The same memory, where the host can reach it: for a few numbers numpy is much the faster.
+        self._host_ids = self.token_ids.numpy() if device.type == "cpu" else None
         self.block_table = BlockTable(
             max_num_seqs=max_num_seqs,
             max_blocks=-(-(max_model_len + 1) // block_size),
@@ -128,6 +131,33 @@ class RequestStates:
     def has_room(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """``[n]``: whether a row can hold one more token."""
         return self.num_known[rows] < self.token_ids.shape[1]
+
+    def gather_tokens(self, rows: Ints, positions: Ints) -> torch.Tensor:
+        """Tokens of rows, ``[n]`` int64 on the device.
+
+        Args:
+            rows: ``[n]``.
+            positions: ``[n]``: where in its row each stands.
+        """
+        if self._host_ids is not None:
+            return torch.from_numpy(self._host_ids[rows, positions].astype(np.int64))
+        device = self.token_ids.device
+        return self.token_ids[to_device(rows, device), to_device(positions, device)].long()
+
+    def append_sampled(self, rows: Ints, token_ids: torch.Tensor) -> None:
+        """Append one token to each of some rows.
+
+        Args:
+            rows: ``[n]``, each at most once.
+            token_ids: ``[n]`` int64 on the device.
+        """
+        places = self.num_known[rows]
+        if self._host_ids is not None:
+            self._host_ids[rows, places] = token_ids.numpy()
+        else:
+            device = self.token_ids.device
+            self.token_ids[to_device(rows, device), to_device(places, device)] = token_ids.int()
+        self.num_known[rows] += 1
 
     def rows_of(self, handles: list[int]) -> Ints:
         """``[n]``: the row of each handle, ``UNKNOWN`` where it has none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,8 @@ class LogitsTransform(Protocol):
         ...
 
 
-def to_device(values: Ints, device: torch.device) -> torch.Tensor:
-    """An index of the host as an index of the device."""
-    return torch.from_numpy(values).to(device)
+def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array of the host as a tensor of the device; on the CPU they share memory."""
+    tensor = torch.from_numpy(values)
+    # Even a ``to`` that does nothing lets another thread have the interpreter.
+    return tensor if device.type == "cpu" else tensor.to(device)

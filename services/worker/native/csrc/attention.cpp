@@ -23,6 +23,8 @@ constexpr int kChunk = 64;       // keys of one softmax update
 constexpr int kPart = 512;       // keys after which the state starts anew
 constexpr int kRowsOfBlock = 192; // rows that share what is loaded of the cache
 constexpr int kRowsSplit = 16;   // blocks of at most so many rows are split by parts over threads
+constexpr int kTilesPerThread = 4;
+constexpr int kKeysAhead = 256;  // of the next tile: they and those at work fit the second-level cache
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 struct FreeDeleter {
@@ -279,16 +281,21 @@ struct Split {
 
 struct Plan {
     std::vector<AttentionBlock> blocks;
+    std::vector<int32_t> tiles;     // first block of each, and the end: what a thread claims at once
     std::vector<int32_t> split_of;  // per block; -1 = whole
     std::vector<Split> splits;
     std::vector<float> partial;  // states of split blocks, kRowsSplit rows each
     std::unique_ptr<std::atomic<int32_t>[]> num_left;
     size_t num_left_capacity = 0;
+
+    int64_t num_tiles() const { return static_cast<int64_t>(tiles.size()) - 1; }
 };
 
 void add_request(const Attention& a, int32_t request, Plan& plan) {
     const int group = a.num_heads / a.num_kv_heads;
     const int queries = query_length(a, request);
+    // The heads of a token lie side by side: where there is enough to do, one thread reads them all.
+    const bool is_claimed_whole = queries * group <= kRowsSplit && a.num_reqs >= kTilesPerThread * num_threads();
     const int per_block = std::max(kRowsOfBlock / group, 1);
     // The last queries see most: begun first, they do not end alone.
     for (int last = queries; last > 0; last -= std::min(per_block, last)) {
@@ -298,6 +305,7 @@ void add_request(const Attention& a, int32_t request, Plan& plan) {
         const bool is_split = (last - first) * group <= kRowsSplit && last_key - first_key > kPart;
         for (int head = 0; head < a.num_kv_heads; ++head) {
             if (!is_split) {
+                if (head == 0 || !is_claimed_whole) plan.tiles.push_back(plan.blocks.size());
                 plan.blocks.push_back({request, head, first, last, first_key, last_key});
                 plan.split_of.push_back(-1);
                 continue;
@@ -305,6 +313,7 @@ void add_request(const Attention& a, int32_t request, Plan& plan) {
             Split split{static_cast<int32_t>(plan.blocks.size()), 0};
             for (int key = first_key; key < last_key; key = (key / kPart + 1) * kPart) {
                 const int end = std::min(last_key, (key / kPart + 1) * kPart);
+                plan.tiles.push_back(plan.blocks.size());
                 plan.blocks.push_back({request, head, first, last, key, end});
                 plan.split_of.push_back(static_cast<int32_t>(plan.splits.size()));
                 ++split.num_blocks;
@@ -316,9 +325,11 @@ void add_request(const Attention& a, int32_t request, Plan& plan) {
 
 void make_plan(const Attention& a, Plan& plan) {
     plan.blocks.clear();
+    plan.tiles.clear();
     plan.split_of.clear();
     plan.splits.clear();
     for (int32_t request = 0; request < a.num_reqs; ++request) add_request(a, request, plan);
+    plan.tiles.push_back(plan.blocks.size());
     if (plan.splits.size() > plan.num_left_capacity) {
         plan.num_left_capacity = plan.splits.size() * 2;
         plan.num_left = std::make_unique<std::atomic<int32_t>[]>(plan.num_left_capacity);
@@ -352,16 +363,16 @@ void write_out(const Attention& a, const AttentionBlock& b, const AttentionState
 }
 
 template <class T>
-void compute_block(const Attention& a, const AttentionBlock& b, const AttentionState& state) {
+void compute_block(const Attention& a, const AttentionBlock& b, const AttentionState& state, Ahead& ahead) {
     if (amx_can_attend(a)) {
-        amx_attend_block(a, b, state);
+        amx_attend_block(a, b, state, ahead);
     } else {
         attend_block<T>(a, b, state);
     }
 }
 
 template <class T>
-void run_block(const Attention& a, Plan& plan, int64_t index) {
+void run_block(const Attention& a, Plan& plan, int64_t index, Ahead& ahead) {
     const AttentionBlock& block = plan.blocks[index];
     const int split_index = plan.split_of[index];
     if (split_index < 0) {
@@ -369,11 +380,11 @@ void run_block(const Attention& a, Plan& plan, int64_t index) {
         const int size = padded_size(a);
         float* memory = static_cast<float*>(thread_scratch(2, int64_t{rows} * (size + 2) * 4 + 64));
         const AttentionState state{memory + int64_t{rows} * size, memory + int64_t{rows} * (size + 1), memory};
-        compute_block<T>(a, block, state);
+        compute_block<T>(a, block, state, ahead);
         write_out<T>(a, block, state);
         return;
     }
-    compute_block<T>(a, block, partial_state(a, plan, index));
+    compute_block<T>(a, block, partial_state(a, plan, index), ahead);
     if (plan.num_left[split_index].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     const Split& split = plan.splits[split_index];
     const int rows = (block.last_query - block.first_query) * (a.num_heads / a.num_kv_heads);
@@ -382,6 +393,21 @@ void run_block(const Attention& a, Plan& plan, int64_t index) {
         merge(whole, partial_state(a, plan, split.first_block + i), rows, padded_size(a));
     }
     write_out<T>(a, block, whole);
+}
+
+// What a tile begins with; nothing of one with many rows, which is busy for long with what it reads.
+Ahead ahead_of(const Attention& a, const Plan& plan, int64_t tile) {
+    if (tile >= plan.num_tiles()) return Ahead(a, 0, 0, 1, 0, 0);
+    const AttentionBlock& block = plan.blocks[plan.tiles[tile]];
+    const bool is_small = (block.last_query - block.first_query) * (a.num_heads / a.num_kv_heads) <= kRowsSplit;
+    return Ahead(a, block.request, block.kv_head, plan.tiles[tile + 1] - plan.tiles[tile], block.first_key,
+                 is_small ? std::min(block.last_key - block.first_key, kKeysAhead) : 0);
+}
+
+template <class T>
+void run_tile(const Attention& a, Plan& plan, int64_t tile) {
+    Ahead ahead = ahead_of(a, plan, tile + num_threads());  // a guess: what this thread claims next
+    for (int32_t block = plan.tiles[tile]; block < plan.tiles[tile + 1]; ++block) run_block<T>(a, plan, block, ahead);
 }
 
 template <class T>
@@ -426,14 +452,14 @@ void attend(const Attention& a) {
     thread_local Plan plans;  // the vectors keep their memory from call to call
     Plan& plan = plans;
     make_plan(a, plan);
-    parallel_for(static_cast<int64_t>(plan.blocks.size()), [&](int64_t tile, int) {
-        a.is_bf16 ? run_block<bf16>(a, plan, tile) : run_block<float>(a, plan, tile);
+    parallel_for(plan.num_tiles(), [&](int64_t tile, int) {
+        a.is_bf16 ? run_tile<bf16>(a, plan, tile) : run_tile<float>(a, plan, tile);
     });
 }
 
 #if SL_LEVEL < SL_AMX
 bool amx_can_attend(const Attention&) { return false; }
-void amx_attend_block(const Attention&, const AttentionBlock&, const AttentionState&) {}
+void amx_attend_block(const Attention&, const AttentionBlock&, const AttentionState&, Ahead&) {}
 #endif
 
 }  // namespace sl

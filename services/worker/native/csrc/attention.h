@@ -1,6 +1,7 @@
 // Paged attention: walks the block table in place, softmax online in float32.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "isa.h"
@@ -63,12 +64,6 @@ struct AttentionState {
     float* values;    // [rows, head_size], not divided by sum
 };
 
-// Whether there is an AMX kernel for this attention.
-bool amx_can_attend(const Attention& attention);
-
-// Computes the state of a block's rows over its keys.
-void amx_attend_block(const Attention&, const AttentionBlock&, const AttentionState&);
-
 // Memory of a thread, kept from one block to the next; 64-byte aligned. Slots 0 to 3 are apart.
 void* thread_scratch(int slot, int64_t num_bytes);
 
@@ -92,5 +87,71 @@ inline int64_t cache_offset(const Attention& a, int32_t request, int32_t kv_head
     const int64_t slot = block * a.block_size + position % a.block_size;
     return (slot * a.num_kv_heads + kv_head) * a.head_size;
 }
+
+// Element offsets in the cache of consecutive keys through one head.
+class KeyOffsets {
+public:
+    KeyOffsets(const Attention& a, int32_t request, int32_t kv_head, int first)
+        : a_(a), request_(request), kv_head_(kv_head), key_(first) {}
+
+    int64_t next() {
+        if (left_ == 0) {
+            left_ = a_.block_size - key_ % a_.block_size;
+            offset_ = cache_offset(a_, request_, kv_head_, key_);
+        }
+        const int64_t found = offset_;
+        offset_ += int64_t{a_.num_kv_heads} * a_.head_size;
+        ++key_;
+        --left_;
+        return found;
+    }
+
+private:
+    const Attention& a_;
+    const int32_t request_, kv_head_;
+    int key_;
+    int left_ = 0;  // keys that follow in the same block
+    int64_t offset_ = 0;
+};
+
+// What a thread will read next of the cache, to be asked for a little at a time while it computes.
+// A decode reads its keys and values once, in pieces too small for the processor to run ahead by
+// itself, and it can wait for no more than some lines of memory at once.
+class Ahead {
+public:
+    // Keys from `first` on, `num_keys` of them, through `num_heads` heads from `kv_head`.
+    Ahead(const Attention& a, int32_t request, int32_t kv_head, int num_heads, int first, int num_keys)
+        : offsets_(a, request, kv_head, first), keys_(static_cast<const char*>(a.keys)),
+          values_(static_cast<const char*>(a.values)), num_heads_(num_heads), element_(a.is_bf16 ? 2 : 4),
+          bytes_(num_heads * a.head_size * element_), left_(num_keys) {}
+
+    // Asks for as much as one head reads of `num_keys` keys.
+    void fetch(int num_keys) {
+        for (int n = std::min((num_keys + num_heads_ - 1) / num_heads_, left_); n > 0; --n, --left_) {
+            const int64_t offset = offsets_.next() * element_;
+            for (int64_t at = offset / kLine * kLine; at < offset + bytes_; at += kLine) {
+                __builtin_prefetch(keys_ + at, 0, 2);
+                __builtin_prefetch(values_ + at, 0, 2);
+            }
+        }
+    }
+
+private:
+    static constexpr int64_t kLine = 64;
+
+    KeyOffsets offsets_;
+    const char* keys_;
+    const char* values_;
+    int num_heads_;
+    int64_t element_;
+    int64_t bytes_;  // of a key in all heads
+    int left_;
+};
+
+// Whether there is an AMX kernel for this attention.
+bool amx_can_attend(const Attention& attention);
+
+// Computes the state of a block's rows over its keys.
+void amx_attend_block(const Attention&, const AttentionBlock&, const AttentionState&, Ahead&);
 
 }  // namespace sl

@@ -3,26 +3,15 @@
 // Everything is computed turned: a column is a row of the block (a query token through a head), so
 // that 16 columns are the lanes of a vector and the softmax needs no sums across lanes. Scores are
 // K · Qᵀ with K's tiles loaded as they lie in the cache; values are Vᵀ · P, with V turned on the way.
-#include "attention.h"
+#include "attention_amx.h"
 
 #if SL_LEVEL >= SL_AMX
 
 #include <algorithm>
 #include <cstring>
 
-#include "vec.h"
-
 namespace sl {
 namespace {
-
-constexpr int kKeys = 128;        // keys of one softmax update
-constexpr int kTile = 16;         // rows of a tile; columns too, in float
-constexpr int kPairs = 32;        // bfloat16 elements of a tile's row
-constexpr int kTileBytes = 1024;
-constexpr float kLog2e = 1.44269504089f;
-constexpr float kNothing = -1e30f;  // finite: differences of it are 0, not NaN
-
-int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
 // The block's memory. Columns are worked on 32 at a time, two tiles side by side; a block of up to 16
 // has one tile.
@@ -75,63 +64,6 @@ Work make_work(int rows, int head_size) {
     return w;
 }
 
-// 16 rows of 16 dwords, turned.
-inline void transpose_dwords(__m512i* r) {
-    __m512i t[16];
-    for (int i = 0; i < 8; ++i) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-    }
-}
-
-// 32 bfloat16 from p, `count` of them there.
-inline __m512i load_pairs(const bf16* p, int count) {
-    const __mmask32 mask = count >= 32 ? ~0u : (1u << count) - 1;
-    return _mm512_maskz_loadu_epi16(mask, p);
-}
-
-void pack_queries(const Attention& a, const AttentionBlock& b, int rows, const Work& w) {
-    const int group = a.num_heads / a.num_kv_heads;
-    const int64_t first_token = a.query_start_loc[b.request] + b.first_query;
-    bf16* target = w.queries;
-    for (int tile = 0; tile < w.columns / kTile; ++tile) {
-        for (int d = 0; d < w.dims; d += kPairs, target += kTileBytes / 2) {
-            __m512i columns[kTile];
-            for (int i = 0; i < kTile; ++i) {
-                const int row = tile * kTile + i;
-                if (row >= rows) {
-                    columns[i] = _mm512_setzero_si512();
-                    continue;
-                }
-                const bf16* query = static_cast<const bf16*>(a.query) +
-                                    (first_token + row / group) * a.query_stride +
-                                    (b.kv_head * group + row % group) * a.head_size;
-                columns[i] = load_pairs(query + d, a.head_size - d);
-            }
-            transpose_dwords(columns);
-            for (int i = 0; i < kTile; ++i) _mm512_store_si512(target + i * kPairs, columns[i]);
-        }
-    }
-}
-
 void set_limits(const Attention& a, const AttentionBlock& b, int rows, const Work& w) {
     const int group = a.num_heads / a.num_kv_heads;
     for (int column = 0; column < w.columns; ++column) {
@@ -139,27 +71,6 @@ void set_limits(const Attention& a, const AttentionBlock& b, int rows, const Wor
         const int position = position_of(a, b.request, b.first_query + row / group);
         w.first[column] = first_visible(a, position);
         w.last[column] = position + 1;
-    }
-}
-
-// Where the tile of 16 keys from `key` lies, and the bytes from key to key.
-struct KeyTile {
-    const bf16* start;
-    int64_t stride;
-};
-
-KeyTile key_tile(const Attention& a, const AttentionBlock& b, int key, int tile, const Work& w, bool is_direct) {
-    if (!is_direct) return {w.keys + int64_t{tile} * kTile * w.dims, w.dims * 2};
-    const int64_t offset = cache_offset(a, b.request, b.kv_head, key);
-    return {static_cast<const bf16*>(a.keys) + offset, int64_t{a.num_kv_heads} * a.head_size * 2};
-}
-
-void copy_keys(const Attention& a, const AttentionBlock& b, int first, int count, const Work& w) {
-    for (int key = 0; key < count; ++key) {
-        const bf16* source = static_cast<const bf16*>(a.keys) + cache_offset(a, b.request, b.kv_head, first + key);
-        for (int d = 0; d < w.dims; d += kPairs) {
-            _mm512_store_si512(w.keys + int64_t{key} * w.dims + d, load_pairs(source + d, a.head_size - d));
-        }
     }
 }
 
@@ -203,17 +114,6 @@ void score(const KeyTile* keys, int num_tiles, int column, const Work& w) {
     if (tile < num_tiles) score_tiles<1, COLUMNS>(keys + tile, queries, w, scores);
 }
 
-// 2 to the x, relative error 1e-4: what follows is rounded to bfloat16. x at most 0, finite.
-inline __m512 exp2_rough(__m512 x) {
-    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 r = _mm512_sub_ps(x, n);
-    __m512 p = _mm512_set1_ps(0.05550410866f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.2402265070f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.6931471806f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
-}
-
 // The words of two rows of 16, side by side.
 inline __m512i pair_words(__m512 first, __m512 second) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
@@ -235,11 +135,9 @@ struct Sight {
     }
 };
 
-// Weights are relative to a reference that need not be the greatest score: it moves only once that is
-// far above it, so that values are seldom rescaled. Moves it for 16 columns; `most` is their greatest
-// new score. Returns by how much what was summed so far shrinks.
+// Moves the reference of 16 columns; `most` is their greatest new score. Returns by how much what was
+// summed so far shrinks.
 inline __m512 move_reference(__m512 most, float* reference) {
-    constexpr float kFar = 8.0f;  // weights of up to 2 to the 8
     const __m512 before = _mm512_load_ps(reference);
     const __mmask16 is_far = _mm512_cmp_ps_mask(most, _mm512_add_ps(before, _mm512_set1_ps(kFar)), _CMP_GT_OQ);
     if (is_far == 0) return _mm512_set1_ps(1.0f);
@@ -339,20 +237,13 @@ bool is_none_seen(int column, int first, int count, const Work& w) {
 // Turns the values of keys [first, first + count); zeros behind them.
 void turn_values(const Attention& a, const AttentionBlock& b, int first, int count, const Work& w) {
     const int dim_tiles = w.value_dims / kTile;
-    // Words of two rows of 32, side by side: dims 0 to 15, and 16 to 31.
-    __m512i low, high;
-    {
-        alignas(64) uint16_t at[32];
-        for (int i = 0; i < 32; ++i) at[i] = i / 2 + (i & 1) * 32;
-        low = _mm512_load_si512(at);
-        for (int i = 0; i < 32; ++i) at[i] += 16;
-        high = _mm512_load_si512(at);
-    }
+    const WordPairs order;
+    KeyOffsets offsets(a, b.request, b.kv_head, first);
     for (int key = 0; key < count; key += kPairs) {
         const bf16* sources[kPairs];
         const int num = std::min(kPairs, count - key);
         for (int i = 0; i < num; ++i) {
-            sources[i] = static_cast<const bf16*>(a.values) + cache_offset(a, b.request, b.kv_head, first + key + i);
+            sources[i] = static_cast<const bf16*>(a.values) + offsets.next();
         }
         for (int d = 0; d < w.value_dims; d += kPairs) {
             const int part = a.head_size - d;
@@ -361,8 +252,8 @@ void turn_values(const Attention& a, const AttentionBlock& b, int first, int cou
                 const __m512i even = 2 * i < num ? load_pairs(sources[2 * i] + d, part) : _mm512_setzero_si512();
                 const __m512i odd =
                     2 * i + 1 < num ? load_pairs(sources[2 * i + 1] + d, part) : _mm512_setzero_si512();
-                lows[i] = _mm512_permutex2var_epi16(even, low, odd);
-                highs[i] = _mm512_permutex2var_epi16(even, high, odd);
+                lows[i] = _mm512_permutex2var_epi16(even, order.low, odd);
+                highs[i] = _mm512_permutex2var_epi16(even, order.high, odd);
             }
             bf16* target = w.turned + ((key / kPairs) * dim_tiles + d / kTile) * (kTileBytes / 2);
             transpose_dwords(lows);
@@ -457,22 +348,19 @@ void read_state(const Attention& a, int rows, const Work& w, const AttentionStat
 
 bool amx_can_attend(const Attention& a) { return a.is_bf16; }
 
-void amx_attend_block(const Attention& a, const AttentionBlock& b, const AttentionState& state) {
+void amx_attend_block(const Attention& a, const AttentionBlock& b, const AttentionState& state, Ahead& ahead) {
     const int rows = (b.last_query - b.first_query) * (a.num_heads / a.num_kv_heads);
+    if (rows <= kFewRows) return amx_attend_few(a, b, rows, state, ahead);
     const Work w = make_work(rows, a.head_size);
-    pack_queries(a, b, rows, w);
+    pack_queries(a, b, rows, w.columns, w.dims, w.queries);
     set_limits(a, b, rows, w);
     std::fill_n(w.reference, w.columns, kNothing);
     std::fill_n(w.sums, w.columns, 0.0f);
     std::fill_n(w.values, int64_t{w.value_dims} * w.columns, 0.0f);
-    const bool is_direct = a.block_size % kTile == 0 && a.head_size % kPairs == 0;
     KeyTile keys[kKeys / kTile];
     for (int key = b.first_key / kTile * kTile; key < b.last_key; key += kKeys) {
         const int count = std::min(kKeys, b.last_key - key);
-        if (!is_direct) copy_keys(a, b, key, count, w);
-        for (int tile = 0; tile * kTile < count; ++tile) {
-            keys[tile] = key_tile(a, b, key + tile * kTile, tile, w, is_direct);
-        }
+        find_keys(a, b, key, count, w.dims, w.keys, keys);
         turn_values(a, b, key, count, w);
         w.width == kTile ? attend_columns<1>(a, keys, key, count, w) : attend_columns<2>(a, keys, key, count, w);
     }

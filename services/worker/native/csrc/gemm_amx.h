@@ -11,6 +11,10 @@ namespace sl {
 constexpr int kAmxTileRows = 16;
 constexpr int kAmxRows = 2 * kAmxTileRows;
 
+// A panel's steps are asked for so many steps before they are read. Without that a product with few
+// rows waits for memory: a tile that is loaded asks for 16 lines and no more.
+constexpr int64_t kStepsAhead = 8;
+
 // What a block reads and writes. x is padded to whole steps.
 struct AmxBlock {
     const bf16* x;
@@ -21,6 +25,17 @@ struct AmxBlock {
     float* sums;
     int64_t sums_stride;  // elements
 };
+
+// Asks for a step of `count` panels, or past their end for the beginning of as many that follow.
+template <int count>
+inline void amx_prefetch(const AmxBlock& block, int64_t step) {
+    const int64_t past = step + kStepsAhead - block.num_steps;
+    const uint8_t* from = block.panel + (past < 0 ? (step + kStepsAhead) * sizeof(Bf16Step)
+                                                  : count * block.panel_bytes + past * sizeof(Bf16Step));
+    for (int panel = 0; panel < count; ++panel, from += block.panel_bytes) {
+        for (size_t line = 0; line < sizeof(Bf16Step); line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
+    }
+}
 
 // The intrinsics do not tell the compiler which memory they touch.
 inline void amx_fence() { asm volatile("" ::: "memory"); }
@@ -75,6 +90,7 @@ inline void amx_block_1x1(const AmxBlock& block) {
     const int64_t x_bytes = block.x_stride * 2, sums_bytes = block.sums_stride * 4;
     _tile_zero(0);
     for (int64_t step = 0; step < block.num_steps; ++step) {
+        amx_prefetch<1>(block, step);
         SL_LOAD_X(4, 0);
         SL_LOAD_PANEL(6, 0);
         _tile_dpbf16ps(0, 4, 6);
@@ -90,6 +106,7 @@ inline void amx_block_1x4(const AmxBlock& block) {
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t step = 0; step < block.num_steps; ++step) {
+        amx_prefetch<4>(block, step);
         SL_LOAD_X(4, 0);
         SL_LOAD_PANEL(6, 0);
         _tile_dpbf16ps(0, 4, 6);
@@ -112,6 +129,7 @@ inline void amx_block_2x1(const AmxBlock& block) {
     _tile_zero(0);
     _tile_zero(2);
     for (int64_t step = 0; step < block.num_steps; ++step) {
+        amx_prefetch<1>(block, step);
         SL_LOAD_PANEL(6, 0);
         SL_LOAD_X(4, 0);
         _tile_dpbf16ps(0, 4, 6);
@@ -130,6 +148,7 @@ inline void amx_block_2x2(const AmxBlock& block) {
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t step = 0; step < block.num_steps; ++step) {
+        amx_prefetch<2>(block, step);
         SL_LOAD_X(4, 0);
         SL_LOAD_PANEL(6, 0);
         _tile_dpbf16ps(0, 4, 6);

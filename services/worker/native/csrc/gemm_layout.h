@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "vec.h"
@@ -68,7 +69,8 @@ struct Linear {
     int64_t in_size;
     int64_t num_steps;   // of kGroup inputs
     int64_t num_panels;  // of kLanes outputs
-    uint8_t* data;       // [num_panels][num_steps] steps
+    std::shared_ptr<uint8_t> memory;
+    uint8_t* data;       // [num_panels][num_steps] steps, in `memory`
     std::vector<float> bias;  // [num_panels * kLanes] in the panels' order
 
     size_t panel_bytes() const { return num_steps * step_bytes(format); }

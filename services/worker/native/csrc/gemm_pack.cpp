@@ -1,6 +1,9 @@
 // Makes packed weights from plain ones, and reads rows of them back.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
 
 #include "gemm.h"
 #include "gemm_layout.h"
@@ -14,6 +17,29 @@ constexpr size_t kAlignment = 64;  // of a cache line, an AMX tile's row and a v
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Memory for a weight. Weights lie together in chunks of large pages: all of them are read once a
+// step, which would miss the translation of every small page. Null = there is none.
+std::shared_ptr<uint8_t> weight_memory(size_t bytes) {
+    constexpr size_t kPage = size_t{2} << 20, kChunk = size_t{32} << 20;
+    static std::mutex mutex;
+    static std::weak_ptr<uint8_t> chunk;  // the last one
+    static size_t size = 0, used = 0;
+    const std::lock_guard guard(mutex);
+    std::shared_ptr<uint8_t> memory = chunk.lock();
+    if (memory == nullptr || size - used < bytes) {
+        size = divide_up(std::max(bytes, kChunk), kPage) * kPage;
+        auto* pages = static_cast<uint8_t*>(std::aligned_alloc(kPage, size));
+        if (pages == nullptr) return nullptr;
+        madvise(pages, size, MADV_HUGEPAGE);  // small ones, where there are no others
+        memory.reset(pages, std::free);
+        chunk = memory;
+        used = 0;
+    }
+    uint8_t* const start = memory.get() + used;
+    used += divide_up(bytes, kAlignment) * kAlignment;
+    return {memory, start};
+}
+
 Linear* make_linear(Format format, bool is_bf16, bool is_gated, int64_t out_size, int64_t in_size) {
     const int64_t num_panels =
         is_gated ? 2 * divide_up(out_size / 2, kLanes) : divide_up(out_size, kLanes);
@@ -25,9 +51,10 @@ Linear* make_linear(Format format, bool is_bf16, bool is_gated, int64_t out_size
                               divide_up(in_size, kGroup),
                               num_panels,
                               nullptr,
+                              nullptr,
                               std::vector<float>(num_panels * kLanes, 0.0f)};
-    const size_t bytes = divide_up(num_panels * linear->panel_bytes(), kAlignment) * kAlignment;
-    linear->data = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, bytes));
+    linear->memory = weight_memory(num_panels * linear->panel_bytes());
+    linear->data = linear->memory.get();
     if (linear->data != nullptr) return linear;
     delete linear;
     return nullptr;
@@ -213,7 +240,6 @@ SL_EXPORT sl::Linear* sl_linear_create_int4(const uint8_t* values, const uint16_
 }
 
 SL_EXPORT void sl_linear_destroy(sl::Linear* linear) {
-    std::free(linear->data);
     delete linear;
 }
 
