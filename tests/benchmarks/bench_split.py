@@ -267,7 +267,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What the split into processes costs.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--requests", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--pipeline-depth", type=int, default=2)
     parser.add_argument("--num-threads", type=int, default=None, help="default: torch's choice")

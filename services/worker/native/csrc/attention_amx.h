@@ -11,7 +11,7 @@
 
 namespace sl {
 
-constexpr int kKeys = 128;        // keys of one softmax update
+constexpr int kKeys = 256;        // keys of one softmax update
 constexpr int kTile = 16;         // rows of a tile; columns too, in float
 constexpr int kPairs = 32;        // bfloat16 elements of a tile's row
 constexpr int kTileBytes = 1024;
@@ -132,15 +132,14 @@ inline void find_keys(const Attention& a, const AttentionBlock& b, int first, in
     }
 }
 
-// 2 to the x, relative error 1e-4: what follows is rounded to bfloat16. x at most 0, finite.
+// 2 to the x, relative error 1e-4: what follows is rounded to bfloat16. x finite.
 inline __m512 exp2_rough(__m512 x) {
-    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 r = _mm512_sub_ps(x, n);
-    __m512 p = _mm512_set1_ps(0.05550410866f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.2402265070f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.6931471806f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
+    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
+    __m512 p = _mm512_set1_ps(0.078023709f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.226066768f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.695834517f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.999925017f));
+    return _mm512_scalef_ps(p, x);  // by floor(x)
 }
 
 // Computes the state of a block of few rows, as those of a decode, over its keys. See

@@ -33,7 +33,7 @@ inline void amx_prefetch(const AmxBlock& block, int64_t step) {
     const uint8_t* from = block.panel + (past < 0 ? (step + kStepsAhead) * sizeof(Bf16Step)
                                                   : count * block.panel_bytes + past * sizeof(Bf16Step));
     for (int panel = 0; panel < count; ++panel, from += block.panel_bytes) {
-        for (size_t line = 0; line < sizeof(Bf16Step); line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
+        for (size_t line = 0; line < sizeof(Bf16Step); line += 64) _mm_prefetch(from + line, _MM_HINT_T1);
     }
 }
 
@@ -80,7 +80,7 @@ private:
 #define SL_LOAD_X(tile, index) \
     _tile_loadd(tile, block.x + (index) * kAmxTileRows * block.x_stride + step * kGroup, x_bytes)
 #define SL_LOAD_PANEL(tile, index) \
-    _tile_loadd(tile, block.panel + (index) * block.panel_bytes + step * sizeof(Bf16Step), 64)
+    _tile_stream_loadd(tile, block.panel + (index) * block.panel_bytes + step * sizeof(Bf16Step), 64)
 #define SL_STORE(tile, row, index)                                                              \
     _tile_stored(tile, block.sums + (row) * kAmxTileRows * block.sums_stride + (index) * kLanes, \
                  sums_bytes)
