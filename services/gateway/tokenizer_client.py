@@ -30,6 +30,7 @@ from services.gateway.convert import (
     request_to_message,
     update_from_message,
 )
+from services.gateway.feed import Feed, Inbox
 from services.gateway.fleet import Fleet
 from services.gateway.generation import ChatPrompt, GenerationRequest, Update
 
@@ -51,15 +52,27 @@ class Generation:
     nothing to an ended one.
     """
 
-    def __init__(self, call: GenerateCall, first: Update, *, n: int) -> None:
+    def __init__(
+        self,
+        call: GenerateCall,
+        first: Update,
+        *,
+        n: int,
+        inbox: Inbox | None,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
         """
         Args:
             call: The gRPC stream; its first message has been read.
             first: That message.
             n: Number of choices that must each end once.
+            inbox: Where the others come; ``None`` = by the call.
+            tasks: Outlives it.
         """
         self.first = first
         self._call = call
+        self._inbox = inbox
+        self._last_words = None if inbox is None else tasks.create_task(self._hear_end(inbox))
         self._progress = [0] * n
         self._open = set(range(n))
         self._check(first)
@@ -73,20 +86,42 @@ class Generation:
         if not self._open:
             await self._see_off()
             return None
-        update = await _read(self._call)
-        if update is None:
-            raise WorkerLost("the tokenizer ended the stream before the request was finished")
+        if self._inbox is not None:
+            update = update_from_message(await self._inbox.next())
+        else:
+            message = await _read(self._call)
+            if message is None:
+                raise _ended_early()
+            update = update_from_message(message)
         self._check(update)
         return update
+
+    async def _hear_end(self, inbox: Inbox) -> None:
+        """Wait for the end of the call; nothing else comes by it."""
+        try:
+            if await _read(self._call) is not None:
+                inbox.fail(InvariantError("a message that belongs into the feed came by the call"))
+            # What the feed brings may be a little later.
+            await asyncio.sleep(LAST_WORDS_S)
+            inbox.fail(_ended_early())
+        except SluicewayError as error:
+            inbox.fail(error)
 
     async def _see_off(self) -> None:
         """Take in the clean end of the stream, so that ``cancel`` finds nothing to cancel."""
         with contextlib.suppress(SluicewayError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                await _read(self._call)
+                if self._last_words is None:
+                    await _read(self._call)
+                else:
+                    await self._call.code()
 
     def cancel(self) -> None:
         """End the stream; the tokenizer aborts what is still running."""
+        if self._last_words is not None:
+            self._last_words.cancel()
+        if self._inbox is not None:
+            self._inbox.close()
         self._call.cancel()
 
     def _check(self, update: Update) -> None:
@@ -122,6 +157,7 @@ class TokenizerClient:
         self._token = cluster_token
         self._peers: dict[str, _Peer] = {}
         self._turn = count()
+        self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
         """Keep a connection and an Info stream to each address, until cancelled."""
@@ -132,7 +168,7 @@ class TokenizerClient:
                 await peer.channel.close()
 
     async def _keep_linked(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with self._tasks as group:
             async for addresses in self._endpoints.watch():
                 for address in self._peers.keys() - addresses:
                     retired = self._peers.pop(address)
@@ -141,7 +177,8 @@ class TokenizerClient:
                 for address in sorted(addresses - self._peers.keys()):
                     channel = connect(address, cluster_token=self._token)
                     follower = group.create_task(self._follow(address, channel))
-                    self._peers[address] = _Peer(channel, follower)
+                    peer = self._peers[address] = _Peer(channel, follower)
+                    group.create_task(peer.read_feed())
 
     async def _follow(self, address: str, channel: grpc.aio.Channel) -> None:
         """Copy a tokenizer's Info stream into the fleet, again and again."""
@@ -193,17 +230,24 @@ class TokenizerClient:
     async def _admit_at(
         self, address: str, request: GenerationRequest, *, attempt: int
     ) -> Generation:
-        stub = tokenizer_pb2_grpc.TokenizerStub(self._peers[address].channel)
+        peer = self._peers[address]
+        message = request_to_message(request, attempt=attempt)
+        inbox = peer.feed.open_inbox() if peer.feed.id else None
+        if inbox is not None:
+            message.feed_id, message.feed_call = peer.feed.id, inbox.call
         with bind_request(request_id=request.request_id):  # the call carries it
-            call: GenerateCall = stub.Generate(request_to_message(request, attempt=attempt))
+            call: GenerateCall = peer.stub.Generate(message)
         try:
             first = await _read(call, before_first=True)
             if first is None:
                 raise WorkerLost("the tokenizer ended the stream before it admitted the request")
-            _raise_refusal(first)
-            return Generation(call, first, n=request.n)
+            update = update_from_message(first)
+            _raise_refusal(update)
+            return Generation(call, update, n=request.n, inbox=inbox, tasks=self._tasks)
         except BaseException:
             call.cancel()
+            if inbox is not None:
+                inbox.close()
             raise
 
     def _choose(self, model: str, *, tried: set[str]) -> str | None:
@@ -220,7 +264,7 @@ class TokenizerClient:
         address = self._choose(model, tried=set())
         if address is None:
             raise self._not_ready()
-        return tokenizer_pb2_grpc.TokenizerStub(self._peers[address].channel)
+        return self._peers[address].stub
 
     async def render(self, model: str, prompt: ChatPrompt) -> tuple[str, list[int]]:
         """A conversation as the model sees it: text and token ids."""
@@ -262,11 +306,21 @@ class TokenizerClient:
 
 
 class _Peer:
-    """One tokenizer: its connection and the task that follows its Info stream."""
+    """One tokenizer: its connection, its feed and the task that follows its Info stream."""
 
     def __init__(self, channel: grpc.aio.Channel, follower: asyncio.Task[None]) -> None:
         self.channel = channel
+        self.stub = tokenizer_pb2_grpc.TokenizerStub(channel)
         self.follower = follower
+        self.feed = Feed()
+
+    async def read_feed(self) -> None:
+        """Keep the feed open as long as the connection is."""
+        with contextlib.suppress(grpc.aio.UsageError):  # the channel was closed
+            while True:
+                if not await self.feed.read(self.stub):
+                    return
+                await asyncio.sleep(RETRY_PAUSE_S)
 
 
 async def _answer_of(call: Awaitable[R]) -> R:
@@ -277,7 +331,13 @@ async def _answer_of(call: Awaitable[R]) -> R:
         raise translate(error) from None
 
 
-async def _read(call: GenerateCall, *, before_first: bool = False) -> Update | None:
+def _ended_early() -> WorkerLost:
+    return WorkerLost("the tokenizer ended the stream before the request was finished")
+
+
+async def _read(
+    call: GenerateCall, *, before_first: bool = False
+) -> tokenizer_pb2.TextDelta | None:
     """The next message of a stream; ``None`` at its clean end."""
     try:
         message = await call.read()
@@ -291,7 +351,7 @@ async def _read(call: GenerateCall, *, before_first: bool = False) -> Update | N
         raise translated from None
     if message is grpc.aio.EOF:
         return None
-    return update_from_message(cast(tokenizer_pb2.TextDelta, message))
+    return cast(tokenizer_pb2.TextDelta, message)
 
 
 def _raise_refusal(first: Update) -> None:

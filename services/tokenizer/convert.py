@@ -156,16 +156,19 @@ def prompt_logprobs_from_message(message: common_pb2.PromptLogprobs) -> PromptLo
     )
 
 
-def delta_to_message(delta: Delta, token_bytes: Sequence[bytes]) -> tokenizer_pb2.TextDelta:
+def delta_to_message(
+    delta: Delta, message: tokenizer_pb2.TextDelta, token_bytes: Sequence[bytes]
+) -> tokenizer_pb2.TextDelta:
     """What the client is told.
 
     Args:
         delta: What is new.
+        message: Empty; it is filled and given back.
         token_bytes: Bytes of each token id, for log-probabilities.
     """
-    message = tokenizer_pb2.TextDelta(
-        has_prompt=delta.prompt_ids is not None, prompt_ids=delta.prompt_ids
-    )
+    if delta.prompt_ids is not None:
+        message.has_prompt = True
+        message.prompt_ids.extend(delta.prompt_ids)
     for choice in delta.choices:
         _add_choice(message.choices.add(), choice, token_bytes)
     if delta.queued is not None:

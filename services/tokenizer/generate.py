@@ -12,6 +12,7 @@ from services.common.sampling import SamplingParams
 from services.tokenizer import metrics
 from services.tokenizer.bad_words import BadWordSpeller
 from services.tokenizer.encode import Encoder
+from services.tokenizer.feed import Place
 from services.tokenizer.generation import Delta, Generation
 from services.tokenizer.prompt import ChatPrompt, PromptReader
 from services.tokenizer.request import (
@@ -61,10 +62,16 @@ class Generator:
         self._text_fp = text_fp
         self._max_choices = max_choices
 
-    async def deltas(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+    async def deltas(
+        self, request: GenerateRequest, *, place: Place | None = None
+    ) -> AsyncGenerator[Delta]:
         """The text of a request; the first delta is the sign of its admission.
 
         Closing the iterator gives up whatever has not ended.
+
+        Args:
+            request: What is wanted.
+            place: In a feed, by which everything after the first delta goes.
 
         Raises:
             SluicewayError: It is refused. After the first delta, errors are finishes of choices.
@@ -93,6 +100,9 @@ class Generator:
                         booking.release()
                         _count(delta)
                         yield delta
+                        if place is not None:
+                            await place.carry(generation, on_delta=_count)
+                            return
 
     def _session(self, route: Route) -> Session:
         session = self._session_with(route.scheduler)

@@ -8,7 +8,7 @@ one delta: the first token never waits, later ones join, and memory is bounded b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.common.errors import DeadlineExceeded, InvalidRequest, SluicewayError
@@ -94,6 +94,7 @@ class Generation:
         self._is_announced = False
         self._is_expired = False
         self._news = asyncio.Event()
+        self._listener: Callable[[], None] | None = None
 
     def resume(self, index: int, token_ids: Sequence[int], *, num_chars: int) -> bool:
         """Take over what an earlier attempt has given of a choice. Call before submitting.
@@ -143,10 +144,35 @@ class Generation:
             if self._num_open == 0:
                 return None
             await self._news.wait()
-        self._news.clear()
         if self._refusal is not None:
             raise self._refusal
-        return self._take()
+        return self.take()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has ended and its end has been taken."""
+        return self._num_open == 0 and not self._news.is_set()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """From now on be told of news, which ``take`` gives; for an admitted generation."""
+        self._listener = listener
+        if self._news.is_set():
+            listener()
+
+    def take(self) -> Delta:
+        """All news there are."""
+        self._news.clear()
+        delta = Delta(
+            prompt_ids=None if self._is_announced else self._prompt_ids,
+            choices=list(self._pending.values()),
+            queued=self._queued,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+        self._is_announced = True
+        self._pending.clear()
+        self._queued = None
+        self._prompt_logprobs = None
+        return delta
 
     def expire(self) -> None:
         """The deadline has passed: an abort that follows is the deadline's doing."""
@@ -198,7 +224,7 @@ class Generation:
 
     def _admit(self) -> None:
         self._is_admitted = True
-        self._news.set()
+        self._notify()
 
     def _usage_so_far(self, choice: _Choice) -> Usage:
         """Counts for an end that no scheduler has told us of."""
@@ -268,7 +294,12 @@ class Generation:
     def _refuse(self, error: SluicewayError) -> None:
         self._refusal = error
         self._num_open -= 1
+        self._notify()
+
+    def _notify(self) -> None:
         self._news.set()
+        if self._listener is not None:
+            self._listener()
 
     def _delta_of(self, choice: _Choice) -> ChoiceDelta:
         """The delta that the client has not taken yet, or a new one."""
@@ -277,20 +308,7 @@ class Generation:
             delta = ChoiceDelta(choice.index, choice.num_tokens, choice.num_chars)
             self._pending[choice.index] = delta
         if self._is_admitted:
-            self._news.set()
-        return delta
-
-    def _take(self) -> Delta:
-        delta = Delta(
-            prompt_ids=None if self._is_announced else self._prompt_ids,
-            choices=list(self._pending.values()),
-            queued=self._queued,
-            prompt_logprobs=self._prompt_logprobs,
-        )
-        self._is_announced = True
-        self._pending.clear()
-        self._queued = None
-        self._prompt_logprobs = None
+            self._notify()
         return delta
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeVar
 
 import grpc
 
-from services.common.errors import ModelNotFound, Unavailable
+from services.common.errors import InvalidRequest, ModelNotFound, Unavailable
 from services.common.lifecycle import Lifecycle
 from services.common.pb import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer import metrics
@@ -21,6 +21,7 @@ from services.tokenizer.convert import (
     request_from_message,
 )
 from services.tokenizer.encode import Encoder
+from services.tokenizer.feed import Feed, Place
 from services.tokenizer.generate import Generator
 from services.tokenizer.kvstore_client import KvStoreClient
 from services.tokenizer.prompt import PromptReader
@@ -67,6 +68,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
         self._kvstore = kvstore
         self._life = life
         self._num_running = 0
+        self._feeds: dict[str, Feed] = {}
         self._ran_out = asyncio.Event()
         self._generator = Generator(
             encoder=encoder,
@@ -89,13 +91,30 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
         token_bytes = self._encoder.token_bytes.shown
         self._num_running += 1
         try:
-            with metrics.counted_request():
-                async with aclosing(self._generator.deltas(wanted)) as deltas:
+            with metrics.counted_request(), self._place(request) as place:
+                async with aclosing(self._generator.deltas(wanted, place=place)) as deltas:
                     async for delta in deltas:
-                        yield delta_to_message(delta, token_bytes)
+                        yield delta_to_message(delta, tokenizer_pb2.TextDelta(), token_bytes)
         finally:
             self._num_running -= 1
             self._ran_out.set()
+
+    async def Feed(
+        self, request: tokenizer_pb2.FeedRequest, context: Context
+    ) -> AsyncIterator[tokenizer_pb2.FeedFrame]:
+        """What the requests that name this feed gain after their first delta."""
+        if not request.feed_id or request.feed_id in self._feeds:
+            raise InvalidRequest(
+                f"feed_id must be new and not empty, got {request.feed_id!r}", param="feed_id"
+            )
+        feed = self._feeds[request.feed_id] = Feed(self._encoder.token_bytes.shown)
+        try:
+            async with aclosing(feed.frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            del self._feeds[request.feed_id]
+            feed.close()
 
     async def Render(
         self, request: tokenizer_pb2.RenderRequest, context: Context
@@ -174,6 +193,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
 
     async def run_out(self, *, timeout_s: float) -> None:
         """Once nothing new is taken: wait until no ``Generate`` runs, at most so long."""
+        for feed in self._feeds.values():
+            feed.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._num_running:
@@ -207,6 +228,16 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
         except Unavailable as error:
             return error.message
         return ""
+
+    def _place(
+        self, request: tokenizer_pb2.GenerateRequest
+    ) -> AbstractContextManager[Place | None]:
+        if not request.feed_id:
+            return contextlib.nullcontext()
+        feed = self._feeds.get(request.feed_id)
+        if feed is None:
+            raise Unavailable(f"there is no open feed {request.feed_id!r}", retry_after_s=1.0)
+        return feed.place(request.feed_call)
 
     def _engines(self) -> list[Engine]:
         return [

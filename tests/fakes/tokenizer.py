@@ -14,7 +14,9 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+import grpc
 import orjson
 
 from services.common.errors import SluicewayError
@@ -137,10 +139,13 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         num_cancelled: Generations that the client gave up.
         vocabulary: Its tokens.
         info: What it says on Info streams; see ``set_info``.
+        feeds: Open ones, by id: what waits to be written.
     """
 
-    def __init__(self, script: Script | None = None) -> None:
+    def __init__(self, script: Script | None = None, *, has_feeds: bool = True) -> None:
         self.script = script or Script()
+        self.feeds: dict[str, asyncio.Queue[tokenizer_pb2.FeedFrame]] = {}
+        self._has_feeds = has_feeds
         self.requests: list[tokenizer_pb2.GenerateRequest] = []
         self.num_running = 0
         self.num_cancelled = 0
@@ -211,9 +216,15 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.num_running += 1
         await self._notify()
         try:
+            is_first = True
             async for delta in self._play(request, self.script):
                 self.num_deltas += 1
-                yield delta
+                if is_first or not request.feed_id:
+                    yield delta
+                else:
+                    frame = tokenizer_pb2.FeedFrame(call=[request.feed_call], delta=[delta])
+                    self.feeds[request.feed_id].put_nowait(frame)
+                is_first = False
                 await self._notify()
         except (asyncio.CancelledError, GeneratorExit):
             self.num_cancelled += 1
@@ -221,6 +232,17 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         finally:
             self.num_running -= 1
             await self._notify()
+
+    async def Feed(
+        self, request: tokenizer_pb2.FeedRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[tokenizer_pb2.FeedFrame]:
+        """What the generations that name it gain after their first delta."""
+        if not self._has_feeds:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older tokenizer")
+        feed = self.feeds[request.feed_id] = asyncio.Queue()
+        yield tokenizer_pb2.FeedFrame()
+        while True:
+            yield await feed.get()
 
     async def _play(
         self, request: tokenizer_pb2.GenerateRequest, script: Script

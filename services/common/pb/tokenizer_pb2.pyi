@@ -149,6 +149,8 @@ class GenerateRequest(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SPACES_BETWEEN_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    FEED_ID_FIELD_NUMBER: _builtins.int
+    FEED_CALL_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
@@ -170,6 +172,10 @@ class GenerateRequest(_message.Message):
     """keep the last k prompt tokens; -1 = the model's limit"""
     spaces_between_special_tokens: _builtins.bool
     """default true"""
+    feed_id: _builtins.str
+    """an open Feed; "" = everything comes by this request's own stream"""
+    feed_call: _builtins.int
+    """what it calls this request; unique in the feed"""
     pooling: _common_pb2.PoolingKind.ValueType
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
@@ -215,11 +221,13 @@ class GenerateRequest(_message.Message):
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
         spaces_between_special_tokens: _builtins.bool | None = ...,
+        feed_id: _builtins.str = ...,
+        feed_call: _builtins.int = ...,
         pooling: _common_pb2.PoolingKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_deadline_ms", b"_deadline_ms", "_include_stop", b"_include_stop", "_n", b"_n", "_priority", b"_priority", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "constraint", b"constraint", "deadline_ms", b"deadline_ms", "ids", b"ids", "include_stop", b"include_stop", "key", b"key", "n", b"n", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "text", b"text", "trace", b"trace", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_deadline_ms", b"_deadline_ms", "_include_stop", b"_include_stop", "_n", b"_n", "_priority", b"_priority", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "bad_words", b"bad_words", "cache_namespace", b"cache_namespace", "chat", b"chat", "constraint", b"constraint", "deadline_ms", b"deadline_ms", "ids", b"ids", "include_stop", b"include_stop", "key", b"key", "model", b"model", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "stop", b"stop", "tenant", b"tenant", "text", b"text", "trace", b"trace", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_deadline_ms", b"_deadline_ms", "_include_stop", b"_include_stop", "_n", b"_n", "_priority", b"_priority", "_skip_special_tokens", b"_skip_special_tokens", "_spaces_between_special_tokens", b"_spaces_between_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "bad_words", b"bad_words", "cache_namespace", b"cache_namespace", "chat", b"chat", "constraint", b"constraint", "deadline_ms", b"deadline_ms", "feed_call", b"feed_call", "feed_id", b"feed_id", "ids", b"ids", "include_stop", b"include_stop", "key", b"key", "model", b"model", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "spaces_between_special_tokens", b"spaces_between_special_tokens", "stop", b"stop", "tenant", b"tenant", "text", b"text", "trace", b"trace", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -430,6 +438,54 @@ class TextDelta(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextDelta: _TypeAlias = TextDelta  # noqa: Y015
+
+@_typing.final
+class FeedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEED_ID_FIELD_NUMBER: _builtins.int
+    feed_id: _builtins.str
+    """unique; chosen by the client"""
+    def __init__(
+        self,
+        *,
+        feed_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feed_id", b"feed_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedRequest: _TypeAlias = FeedRequest  # noqa: Y015
+
+@_typing.final
+class FeedFrame(_message.Message):
+    """The first is empty: from then on requests may name the feed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def call(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def delta(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextDelta]:
+        """parallel to call"""
+
+    def __init__(
+        self,
+        *,
+        call: _abc.Iterable[_builtins.int] | None = ...,
+        delta: _abc.Iterable[Global___TextDelta] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "delta", b"delta"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedFrame: _TypeAlias = FeedFrame  # noqa: Y015
 
 @_typing.final
 class RenderRequest(_message.Message):

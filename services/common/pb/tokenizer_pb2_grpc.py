@@ -40,6 +40,11 @@ class TokenizerStub:
                 request_serializer=services_dot_common_dot_pb_dot_tokenizer__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=services_dot_common_dot_pb_dot_tokenizer__pb2.TextDelta.FromString,
                 _registered_method=True)
+        self.Feed = channel.unary_stream(
+                '/sluiceway.v1.Tokenizer/Feed',
+                request_serializer=services_dot_common_dot_pb_dot_tokenizer__pb2.FeedRequest.SerializeToString,
+                response_deserializer=services_dot_common_dot_pb_dot_tokenizer__pb2.FeedFrame.FromString,
+                _registered_method=True)
         self.Render = channel.unary_unary(
                 '/sluiceway.v1.Tokenizer/Render',
                 request_serializer=services_dot_common_dot_pb_dot_tokenizer__pb2.RenderRequest.SerializeToString,
@@ -82,6 +87,15 @@ class TokenizerServicer:
 
     def Generate(self, request, context):
         """One stream per request. The first TextDelta is the sign of admission.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Feed(self, request, context):
+        """For clients with many requests: what those that name this feed gain after their first TextDelta comes
+        here, the news of all of them in one message; their own streams then only say how they end. A stream
+        costs the same for each message, however short.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +151,11 @@ def add_TokenizerServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=services_dot_common_dot_pb_dot_tokenizer__pb2.GenerateRequest.FromString,
                     response_serializer=services_dot_common_dot_pb_dot_tokenizer__pb2.TextDelta.SerializeToString,
+            ),
+            'Feed': grpc.unary_stream_rpc_method_handler(
+                    servicer.Feed,
+                    request_deserializer=services_dot_common_dot_pb_dot_tokenizer__pb2.FeedRequest.FromString,
+                    response_serializer=services_dot_common_dot_pb_dot_tokenizer__pb2.FeedFrame.SerializeToString,
             ),
             'Render': grpc.unary_unary_rpc_method_handler(
                     servicer.Render,
@@ -201,6 +220,33 @@ class Tokenizer:
             '/sluiceway.v1.Tokenizer/Generate',
             services_dot_common_dot_pb_dot_tokenizer__pb2.GenerateRequest.SerializeToString,
             services_dot_common_dot_pb_dot_tokenizer__pb2.TextDelta.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluiceway.v1.Tokenizer/Feed',
+            services_dot_common_dot_pb_dot_tokenizer__pb2.FeedRequest.SerializeToString,
+            services_dot_common_dot_pb_dot_tokenizer__pb2.FeedFrame.FromString,
             options,
             channel_credentials,
             insecure,

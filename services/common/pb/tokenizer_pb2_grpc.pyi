@@ -34,6 +34,11 @@ class TokenizerStub:
     def __new__(cls, channel: _aio.Channel) -> TokenizerAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_tokenizer_pb2.GenerateRequest, _tokenizer_pb2.TextDelta]
     """One stream per request. The first TextDelta is the sign of admission."""
+    Feed: _grpc.UnaryStreamMultiCallable[_tokenizer_pb2.FeedRequest, _tokenizer_pb2.FeedFrame]
+    """For clients with many requests: what those that name this feed gain after their first TextDelta comes
+    here, the news of all of them in one message; their own streams then only say how they end. A stream
+    costs the same for each message, however short.
+    """
     Render: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.RenderRequest, _tokenizer_pb2.RenderReply]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.TokenizeReply]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.DetokenizeRequest, _tokenizer_pb2.DetokenizeReply]
@@ -48,6 +53,11 @@ class TokenizerAsyncStub(TokenizerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_tokenizer_pb2.GenerateRequest, _tokenizer_pb2.TextDelta]  # type: ignore[assignment]
     """One stream per request. The first TextDelta is the sign of admission."""
+    Feed: _aio.UnaryStreamMultiCallable[_tokenizer_pb2.FeedRequest, _tokenizer_pb2.FeedFrame]  # type: ignore[assignment]
+    """For clients with many requests: what those that name this feed gain after their first TextDelta comes
+    here, the news of all of them in one message; their own streams then only say how they end. A stream
+    costs the same for each message, however short.
+    """
     Render: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.RenderRequest, _tokenizer_pb2.RenderReply]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.TokenizeReply]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.DetokenizeRequest, _tokenizer_pb2.DetokenizeReply]  # type: ignore[assignment]
@@ -65,6 +75,17 @@ class TokenizerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.TextDelta], _abc.AsyncIterator[_tokenizer_pb2.TextDelta]]:
         """One stream per request. The first TextDelta is the sign of admission."""
+
+    @_abc_1.abstractmethod
+    def Feed(
+        self,
+        request: _tokenizer_pb2.FeedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.FeedFrame], _abc.AsyncIterator[_tokenizer_pb2.FeedFrame]]:
+        """For clients with many requests: what those that name this feed gain after their first TextDelta comes
+        here, the news of all of them in one message; their own streams then only say how they end. A stream
+        costs the same for each message, however short.
+        """
 
     @_abc_1.abstractmethod
     def Render(
