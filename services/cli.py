@@ -81,11 +81,20 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> int:
     known = _flags_in(parser)
     for word in unknown:
-        near = difflib.get_close_matches(word.split("=")[0], known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; --help lists what there is"
+        near = _nearest(word.split("=")[0], known)
+        hint = f"; did you mean {near}?" if near else "; --help lists what there is"
         kind = "flag" if word.startswith("-") else "argument"
         print(f"sluiceway: unknown {kind} {word!r}{hint}", file=sys.stderr)
     return EXIT_USAGE
+
+
+def _nearest(word: str, known: Sequence[str]) -> str | None:
+    """The flag that was probably meant; what all flags have in common makes none a near one."""
+    service, dot, _ = word.partition(".")
+    prefix = f"{service}." if dot and any(f.startswith(f"{service}.") for f in known) else "--"
+    names = {flag.removeprefix(prefix): flag for flag in known if flag.startswith(prefix)}
+    near = difflib.get_close_matches(word.removeprefix(prefix), names, n=1)
+    return names[near[0]] if near else None
 
 
 def _flags_in(parser: argparse.ArgumentParser) -> list[str]:
@@ -108,7 +117,6 @@ def _add_service_flags(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        default=settings.DEFAULT_MODEL,
         help=f"smollm2, a model directory, or a hub id [default: {settings.DEFAULT_MODEL}]",
     )
     add_config_file_flag(parser)

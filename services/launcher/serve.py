@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from services.launcher.view import View
 
 
-def serve(model: str, given: GivenFlags, *, out: TextIO) -> int:
+def serve(model: str | None, given: GivenFlags, *, out: TextIO) -> int:
     """Serve a model until the user stops it.
 
     Args:
-        model: ``smollm2``, a directory, or a hub id.
+        model: ``smollm2``, a directory, or a hub id; ``None`` = the default one.
         given: Flags of the command line.
         out: Where everything is shown.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal, cast
 
@@ -66,7 +66,7 @@ class Settings:
     """Everything resolved.
 
     Attributes:
-        model: As the user named it.
+        model: As the user named it, or the default one.
         serve: The launcher's own.
         services: Service → config and origins.
         flags: Service → the flags that resolved so, to be handed on to the child.
@@ -105,16 +105,17 @@ def split_flags(values: Mapping[str, Any]) -> GivenFlags:
     return GivenFlags(shared, own, values.get("config"))
 
 
-def resolve_settings(model: str, given: GivenFlags) -> Settings:
+def resolve_settings(model: str | None, given: GivenFlags) -> Settings:
     """Layer defaults, file, environment and flags for every service.
 
     Args:
-        model: ``smollm2``, a directory, or a hub id.
+        model: ``smollm2``, a directory, or a hub id; ``None`` = the default one.
         given: Flags of the command line.
 
     Raises:
         ConfigError: An unknown key or a bad value; names it and its source.
     """
+    used_model = DEFAULT_MODEL if model is None else model
     serve = resolve(
         ServeConfig,
         section="serve",
@@ -125,12 +126,14 @@ def resolve_settings(model: str, given: GivenFlags) -> Settings:
     flags: dict[str, Mapping[str, Any]] = {}
     for service in SERVICES:
         cls = config_class(service)
-        flags[service] = _model_flags(cls, model) | _flags_of(service, cls, given)
-        services[service] = resolve(
-            cls, section=service, flags=flags[service], config_file=given.config_file
-        )
+        named = _flags_of(service, cls, given)
+        flags[service] = _model_flags(cls, used_model) | named
+        loaded = resolve(cls, section=service, flags=flags[service], config_file=given.config_file)
+        if model is None and "model" in flags[service].keys() - named.keys():
+            loaded = replace(loaded, origins={**loaded.origins, "model": "default"})
+        services[service] = loaded
     _refuse_different_tokens(services)
-    return Settings(model, serve, services, flags, given.config_file)
+    return Settings(used_model, serve, services, flags, given.config_file)
 
 
 def _flags_of(service: str, cls: type[ServiceConfig], given: GivenFlags) -> dict[str, Any]:

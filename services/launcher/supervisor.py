@@ -98,7 +98,8 @@ class Supervisor:
             while_ready: Runs from then on, until the end begins.
             until_back: Returns once one child that was started again is ready.
             until_drained: Runs while the children drain, and may show how far they are; it is given
-                the monotonic time at which they will be ended, and cancelled when they have ended.
+                the monotonic time until which requests may go on, and cancelled when the children
+                have ended.
 
         Returns:
             0 after a drain, 1 if a child could not be kept, 130 if the user did not wait.
@@ -109,9 +110,9 @@ class Supervisor:
                 serving = lives.create_task(self._serve(until_ready, while_ready))
                 await self._ending.wait()
                 serving.cancel()
-                deadline = time.monotonic() + self._patience_s + _GRACE_S
-                showing = [lives.create_task(until_drained(deadline))] if self._patience_s else []
-                await self._end_all(keepers, deadline=deadline)
+                drained_by = time.monotonic() + self._patience_s
+                showing = [lives.create_task(until_drained(drained_by))] if self._patience_s else []
+                await self._end_all(keepers, deadline=drained_by + _GRACE_S)
                 for task in showing:
                     task.cancel()
         finally:

@@ -88,6 +88,7 @@ def test_the_flags_have_vllms_names_where_vllm_has_the_thing(
     [
         (["serve", "--max-modellen=5"], "--max-model-len"),
         (["serve", "--worker.block-sise=5"], "--worker.block-size"),
+        (["serve", "--wroker.block-size=5"], "--worker.block-size"),
         (["chat", "--ulr=x"], "--url"),
     ],
 )
@@ -98,6 +99,15 @@ def test_an_unknown_flag_is_an_error_with_the_nearest_one(
     error = capsys.readouterr().err
     assert words[1] in error
     assert f"did you mean {hint}?" in error
+
+
+@pytest.mark.parametrize("flag", ["--bogus", "--worker.bogus", "--nobody.bogus"])
+def test_an_unknown_flag_that_is_near_none_names_no_other(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", flag]) == 2
+    error = capsys.readouterr().err
+    assert f"unknown flag {flag!r}; --help lists" in error
 
 
 def test_an_abbreviated_flag_is_unknown() -> None:
@@ -116,6 +126,21 @@ def test_config_shows_every_value_and_where_it_came_from(
     assert "block_size = 64  # environment\n" in text
     assert "max_model_len = 512  # flag\n" in text
     assert "max_num_batched_tokens = 2048  # default\n" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "origin"),
+    [
+        ([], "default"),
+        (["smollm2"], "flag"),
+        (["--worker.model", "smollm2", "--tokenizer.model", "smollm2"], "flag"),
+    ],
+)
+def test_config_tells_the_default_model_from_one_that_was_named(
+    words: list[str], origin: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *words]) == 0
+    assert capsys.readouterr().out.count(f'\nmodel = "smollm2"  # {origin}\n') == 2
 
 
 def test_config_prints_a_config_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ class Stage:
     def __init__(self, programs: dict[str, str], *, policy: RestartPolicy | None = QUICK) -> None:
         self.out = io.StringIO()
         self.lines: list[tuple[str, str]] = []
-        self.ended: list[str] = []
+        self.drain_s = 0.0
         specs = [
             ChildSpec(name, name, (sys.executable, "-S", "-c", program), {}, "")
             for name, program in programs.items()
@@ -74,8 +74,8 @@ class Stage:
         async def back(child: Child) -> None:
             await self.until(lambda: child.is_alive)
 
-        async def drained(deadline: float) -> None:
-            del deadline
+        async def drained(drained_by: float) -> None:
+            self.drain_s = drained_by - time.monotonic()
 
         return await self.supervisor.run(
             until_ready=ready,
@@ -142,6 +142,16 @@ async def test_a_stop_drains_from_the_gateway_inwards() -> None:
     assert run.result() == 0
     drained = [name for name, line in stage.lines if line == "drained"]
     assert drained == ["gateway", "tokenizer", "scheduler", "worker", "kvstore"]
+
+
+async def test_a_drain_is_shown_to_last_as_long_as_was_set_and_no_longer() -> None:
+    stage = Stage({"gateway": OBEDIENT})
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(stage.run())
+        await stage.until(lambda: stage.supervisor.phase is Phase.READY)
+        stage.supervisor.stop()
+    assert run.result() == 0
+    assert 20.0 < stage.drain_s <= 30.0
 
 
 async def test_a_second_stop_kills_children_that_take_their_time() -> None:
