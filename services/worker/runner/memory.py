@@ -89,12 +89,7 @@ def size_pool(spec: KvCacheSpec, limits: MemoryLimits, *, free_bytes: int) -> Po
         return Pool(num_blocks, fitting_len, is_shortened=True, num_fitting=fitting_len)
     if limits.num_blocks_override is not None and fitting_len > 0:
         return Pool(num_blocks, wanted_len, is_shortened=False, num_fitting=fitting_len)
-    needed_bytes = (-(-wanted_len // spec.block_size) + 1) * spec.block_size_bytes
-    raise ConfigError(
-        f"the KV cache holds {fitting_len} tokens, fewer than max_model_len={wanted_len}: set "
-        f"--max-model-len to at most {fitting_len}, or --kv-cache-memory-bytes to at least "
-        f"{needed_bytes}"
-    )
+    raise ConfigError(_advice(spec, fitting_len=fitting_len, wanted_len=wanted_len))
 
 
 def free_cpu_bytes(*, peak_bytes: int, share: float | None) -> int:
@@ -167,6 +162,22 @@ def _num_blocks(
     # More than all rows at full length could use is never needed.
     most = limits.max_num_seqs * -(-wanted_len // spec.block_size) + 1
     return min(spec.num_blocks_in(max(free_bytes, 0)), most)
+
+
+def _advice(spec: KvCacheSpec, *, fitting_len: int, wanted_len: int) -> str:
+    needed_bytes = (-(-wanted_len // spec.block_size) + 1) * spec.block_size_bytes
+    if fitting_len > 0:
+        return (
+            f"the KV cache holds {fitting_len} tokens, fewer than max_model_len={wanted_len}: set "
+            f"--max-model-len to at most {fitting_len}, or --kv-cache-memory-bytes to at least "
+            f"{needed_bytes}"
+        )
+    least_len = min(spec.block_size, wanted_len)
+    return (
+        f"the KV cache has no room for a single token: set --kv-cache-memory-bytes to at least "
+        f"{needed_bytes} for sequences of {wanted_len} tokens; the least that works is "
+        f"{2 * spec.block_size_bytes}, with --max-model-len {least_len}"
+    )
 
 
 def _status_bytes(field: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -70,6 +71,28 @@ def test_blocks_that_were_set_may_hold_less_than_the_length_that_was_set() -> No
 def test_the_models_own_limit_is_shortened_to_the_cache_and_says_so() -> None:
     pool = size_pool(SPEC, replace(LIMITS, num_blocks_override=11), free_bytes=0)
     assert (pool.max_model_len, pool.is_shortened) == (40, True)
+
+
+@pytest.mark.parametrize("max_model_len", [None, 90, 3])
+def test_a_cache_without_room_for_one_token_is_an_error_with_advice_that_works(
+    max_model_len: int | None,
+) -> None:
+    limits = replace(LIMITS, max_model_len=max_model_len, kv_cache_bytes=1000)
+    with pytest.raises(ConfigError) as caught:
+        size_pool(SPEC, limits, free_bytes=0)
+    found = re.search(
+        r"--kv-cache-memory-bytes to at least (\d+) for sequences of (\d+) tokens; the least that "
+        r"works is (\d+), with --max-model-len (\d+)$",
+        caught.value.message,
+    )
+    assert found is not None, caught.value.message
+    full_bytes, full_len, least_bytes, least_len = map(int, found.groups())
+    full = size_pool(SPEC, replace(limits, kv_cache_bytes=full_bytes), free_bytes=0)
+    assert full.max_model_len == full_len == (max_model_len or 100)
+    least = replace(limits, kv_cache_bytes=least_bytes, max_model_len=least_len)
+    assert size_pool(SPEC, least, free_bytes=0).max_model_len == least_len
+    with pytest.raises(ConfigError):
+        size_pool(SPEC, replace(least, kv_cache_bytes=least_bytes - 1), free_bytes=0)
 
 
 def test_no_memory_at_all_is_an_error() -> None:
