@@ -7,6 +7,7 @@ may build at once; each renames its own file into place.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -25,6 +26,9 @@ SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall")
 TIMEOUT_S = 600.0
+STALE_AFTER_S = 3600.0
+"""Longer than any build lasts."""
+_WORK_PREFIX = ".sluiceway-"
 
 
 class BuildError(Exception):
@@ -55,6 +59,7 @@ def build(level: int, *, cache_dir: Path, compilers: tuple[str, ...] = COMPILERS
     log.info("native_library_building", isa=LEVELS[level].name, compiler=compiler)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
+        _remove_stale(cache_dir)
         _compile(compiler, flags, library)
     except OSError as exc:
         raise BuildError(f"cannot write to {cache_dir}: {exc}") from exc
@@ -90,9 +95,17 @@ def _version(compiler: str) -> tuple[str, int, int]:
     return real, stat.st_size, stat.st_mtime_ns
 
 
+def _remove_stale(cache_dir: Path) -> None:
+    """Remove the folders of builds that were killed."""
+    for folder in cache_dir.glob(f"{_WORK_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):  # another build was quicker
+            if time.time() - folder.stat().st_mtime > STALE_AFTER_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
     """Compile every source, several at a time, and link them under the final name."""
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=f".{library.stem}-") as work:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=_WORK_PREFIX) as work:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [Path(work, f"{source.stem}.o") for source in sources]
         compile_flags = [flag for flag in flags if flag != "-shared"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,6 +70,20 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(tmp_path: Pat
     with pytest.raises(BuildError, match="cannot find the moon"):
         build(0, cache_dir=tmp_path / "cache", compilers=(broken,))
     assert os.listdir(tmp_path / "cache") == []
+
+
+def test_what_a_killed_build_left_is_removed_by_a_later_one_but_not_what_may_still_run(
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "cache"
+    killed, running = cache / ".sluiceway-avx512-12ab-x", cache / ".sluiceway-y"
+    for folder in (killed, running):
+        folder.mkdir(parents=True)
+        (folder / "tiny.o").write_bytes(b"half")
+    long_ago = time.time() - 3601
+    os.utime(killed, (long_ago, long_ago))
+    library = build(0, cache_dir=cache)
+    assert set(os.listdir(cache)) == {library.name, running.name}
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
