@@ -138,6 +138,7 @@ def build_app(gateway: Gateway, *, keys: ApiKeys, allowed_origins: tuple[str, ..
     app.add_middleware(HeadRequests)
     if keys:
         app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(http_errors.Bugs)
     if allowed_origins:
         # Outside of the keys: a browser asks for permission (OPTIONS) without one.
         app.add_middleware(

@@ -12,6 +12,7 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.errors import (
     InvalidRequest,
@@ -21,10 +22,10 @@ from services.common.errors import (
     Overloaded,
     SluicewayError,
     Unavailable,
+    WorkerLost,
 )
 from services.common.telemetry import get_logger
 from services.gateway.anthropic import errors as anthropic
-from services.gateway.request_id import id_header
 
 DEFAULT_RETRY_AFTER_S = 1.0
 
@@ -48,7 +49,7 @@ def envelope(error: SluicewayError) -> bytes:
 def error_headers(error: SluicewayError) -> dict[str, str]:
     """Headers that belong to an error: when to try again."""
     retry_after_s = error.retry_after_s
-    if retry_after_s is None and isinstance(error, Overloaded | Unavailable):
+    if retry_after_s is None and isinstance(error, Overloaded | Unavailable | WorkerLost):
         retry_after_s = DEFAULT_RETRY_AFTER_S
     return {} if retry_after_s is None else {"retry-after": str(max(1, math.ceil(retry_after_s)))}
 
@@ -85,10 +86,9 @@ def unexpected(error: BaseException) -> InvariantError:
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of the app answered in the envelope of its route."""
+    """Have every error that is expected answered in the envelope of its route."""
     app.add_exception_handler(SluicewayError, _ours)
     app.add_exception_handler(HTTPException, _framework)
-    app.add_exception_handler(Exception, _bug)
 
 
 async def _ours(request: Request, error: Exception) -> Response:
@@ -111,7 +111,33 @@ def _of_status(error: HTTPException, request: Request) -> SluicewayError:
     return InvalidRequest(f"{route}: {error.detail}")
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    """Starlette asks for this answer outside of every middleware, so the id is put in here."""
-    headers = id_header(request.scope)
-    return error_response(unexpected(error), path=request.url.path, headers=headers)
+class Bugs:
+    """ASGI middleware: what nobody expected is a 500 in the envelope of its route.
+
+    Starlette would answer outside of every middleware, so without the headers that browsers and the
+    client's log need.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        """
+        Args:
+            app: What is behind it.
+        """
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        has_started = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except Exception as error:
+            if has_started or scope["type"] != "http":
+                raise  # the server logs it and hangs up
+            reply = error_response(unexpected(error), path=scope["path"])
+            await reply(scope, receive, send)

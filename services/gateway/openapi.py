@@ -145,7 +145,7 @@ _MEANING = {
     413: "The body is too large.",
     429: "Too many requests; see Retry-After.",
     500: "A bug; the message has a debug id.",
-    502: "A worker was lost.",
+    502: "A worker was lost; see Retry-After.",
     503: "Not ready; see Retry-After.",
 }
 

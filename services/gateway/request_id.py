@@ -11,18 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.common.telemetry import bind_request
 
 HEADER = "x-request-id"
-_SCOPE_KEY = "http_request_id"
 _ALLOWED = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 def new_request_id(prefix: str) -> str:
     """A unique id: ``prefix`` ("chatcmpl") and 96 random bits."""
     return f"{prefix}-{secrets.token_hex(12)}"
-
-
-def id_header(scope: Scope) -> dict[str, str]:
-    """The header that sends a request's id back."""
-    return {HEADER: scope[_SCOPE_KEY]} if _SCOPE_KEY in scope else {}
 
 
 class RequestIds:
@@ -42,8 +36,6 @@ class RequestIds:
             return
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if _ALLOWED.fullmatch(given) else new_request_id("req")
-
-        scope[_SCOPE_KEY] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -10,6 +10,7 @@ import pytest
 
 from services.common.errors import ConfigError
 from services.gateway.auth import ApiKeys
+from services.gateway.fleet import Fleet
 from tests.fakes.tokenizer import MODEL, FakeTokenizer, Script
 from tests.unit.gateway.http.conftest import Front, gateway
 
@@ -119,6 +120,29 @@ async def test_a_preflight_that_is_refused_is_a_400_in_the_envelope(
         assert response.status_code == 400
         assert response.json()["error"]["type"] == "invalid_request_error"
         assert response.headers.get("access-control-allow-origin") != "http://evil.example"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+async def test_a_browser_may_read_the_answer_to_a_bug(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object, **_kwargs: object) -> None:
+        raise RuntimeError("a secret")
+
+    origin = "http://a.example"
+    async with (
+        FakeTokenizer().serving() as tokenizer,
+        gateway(tokenizer, allowed_origins=(origin,)) as front,
+    ):
+        monkeypatch.setattr(Fleet, "models", broken)
+        monkeypatch.setattr(Fleet, "resolve_model", broken)
+        method = "GET" if path == "/v1/models" else "POST"
+        body = None if method == "GET" else BODY
+        headers = {"origin": origin}
+        response = await front.http.request(method, path, json=body, headers=headers)
+        assert response.status_code == 500
+        assert response.headers["access-control-allow-origin"] == origin
+        assert "x-request-id" in response.headers["access-control-expose-headers"]
 
 
 async def test_beyond_the_in_flight_limit_requests_are_429_with_retry_after() -> None:
