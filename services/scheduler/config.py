@@ -45,6 +45,6 @@ class SchedulerConfig(ServiceConfig):
         200.0,
         ge=0,
         description="Milliseconds that a step with decoding requests should last: prompts are cut "
-        "so that they do not make the others stutter, but to no less than decoding takes beside "
-        "them; 0 = prompts take the whole token budget.",
+        "so that they do not make the others stutter, to less where decoding alone is fast, but to "
+        "no less than decoding takes beside them; 0 = prompts take the whole token budget.",
     )

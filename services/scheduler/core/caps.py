@@ -8,6 +8,11 @@ from services.scheduler.core.cost_model import StepCostModel
 from services.scheduler.core.request import Request
 
 
+_MOST_DECODES = 4.0
+"""Steps of decoding alone that one with prompts beside may last: a stream that has been fast goes
+on at a quarter of its speed and does not halt."""
+
+
 class Cap(Protocol):
     """Limits what one request that computes several tokens may compute in this step."""
 
@@ -29,10 +34,10 @@ class LongPrefillCap:
 class TokenBudget:
     """How many tokens a step may hold.
 
-    Without a target: ``max_tokens``. With one: as many as keep the step near the target, so that a
-    long prompt does not make the others stutter; a step in which nobody decodes has nobody to
-    disturb. Prompts always get as long as decoding takes beside them, or they would starve where
-    decoding alone comes near the target.
+    Without a target: ``max_tokens``. With one: as many as keep the step near the target and within
+    some times what decoding alone takes, so that a long prompt does not make the others stutter; a
+    step in which nobody decodes has nobody to disturb. Prompts always get as long as decoding takes
+    beside them, or they would starve where decoding alone comes near the target.
 
     Args:
         max_tokens: Never more.
@@ -68,7 +73,8 @@ class TokenBudget:
         if not self.has_target or num_decode_rows == 0:
             return self._max_tokens
         decode_s = self._cost_model.decode_s
-        affordable = self._cost_model.prefill_tokens_in(max(self._target_s - decode_s, decode_s))
+        step_s = min(self._target_s, _MOST_DECODES * decode_s) if decode_s else self._target_s
+        affordable = self._cost_model.prefill_tokens_in(max(step_s - decode_s, decode_s))
         if affordable is None:
             return self._max_tokens
         prefill_tokens = max(self._min_prefill_tokens, affordable)

@@ -52,6 +52,11 @@ def test_a_target_sizes_the_prompt_share_of_a_step_so_that_it_is_met() -> None:
     assert budget == pytest.approx(16 + (0.060 - DECODE_S) / PREFILL_TOKEN_S, abs=2)
 
 
+def test_a_stream_that_is_fast_beside_the_target_keeps_a_quarter_of_its_speed() -> None:
+    budget = _budget(_taught(StepCostModel()), target_s=1.0).for_step(16)
+    assert budget == pytest.approx(16 + 3 * DECODE_S / PREFILL_TOKEN_S, abs=2)
+
+
 def test_a_step_in_which_nobody_decodes_is_not_limited() -> None:
     assert _budget(_taught(StepCostModel()), target_s=0.060).for_step(0) == 2048
 
