@@ -7,10 +7,10 @@ from typing import Protocol
 from services.scheduler.core.cost_model import StepCostModel
 from services.scheduler.core.request import Request
 
-
 _MOST_DECODES = 4.0
 """Steps of decoding alone that one with prompts beside may last: a stream that has been fast goes
-on at a quarter of its speed and does not halt."""
+on at a quarter of its speed and does not halt. Where more wait for their first token than decode,
+it is more by as much: a burst must not be held up by the first of it that decode."""
 
 
 class Cap(Protocol):
@@ -64,16 +64,20 @@ class TokenBudget:
         """Whether ``for_step`` depends on its argument."""
         return self._target_s > 0.0
 
-    def for_step(self, num_decode_rows: int) -> int:
+    def for_step(self, num_decode_rows: int, *, num_waiting: int) -> int:
         """Token budget of a step.
 
         Args:
             num_decode_rows: Running requests that compute one token.
+            num_waiting: Requests whose prompt is not computed yet, running or not.
         """
         if not self.has_target or num_decode_rows == 0:
             return self._max_tokens
         decode_s = self._cost_model.decode_s
-        step_s = min(self._target_s, _MOST_DECODES * decode_s) if decode_s else self._target_s
+        step_s = self._target_s
+        if decode_s:
+            patience = _MOST_DECODES * max(1.0, num_waiting / num_decode_rows)
+            step_s = min(step_s, patience * decode_s)
         affordable = self._cost_model.prefill_tokens_in(max(step_s - decode_s, decode_s))
         if affordable is None:
             return self._max_tokens

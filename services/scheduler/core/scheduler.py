@@ -220,7 +220,10 @@ class Scheduler:
     def _step_budget(self) -> int:
         if not self._token_budget.has_target:
             return self._limits.max_num_batched_tokens
-        return self._token_budget.for_step(_num_decode_rows(self._running.requests))
+        running = self._running.requests
+        num_decode_rows = _num_decode_rows(running)
+        num_waiting = len(running) - num_decode_rows + len(self._waiting)
+        return self._token_budget.for_step(num_decode_rows, num_waiting=num_waiting)
 
     def _schedule_running(self, step: StepBuilder) -> None:
         """Let every running request go on, in order of rank.

@@ -44,37 +44,48 @@ def test_nothing_measured_predicts_nothing_and_limits_nothing() -> None:
     model = StepCostModel()
     assert model.predict(num_decode_rows=3, num_prefill_tokens=100) == 0.0
     assert (model.prefill_tok_s, model.decode_tok_s) == (0.0, 0.0)
-    assert _budget(model, target_s=0.05).for_step(3) == 2048
+    assert _budget(model, target_s=0.05).for_step(3, num_waiting=1) == 2048
 
 
 def test_a_target_sizes_the_prompt_share_of_a_step_so_that_it_is_met() -> None:
-    budget = _budget(_taught(StepCostModel()), target_s=0.060).for_step(16)
+    budget = _budget(_taught(StepCostModel()), target_s=0.060).for_step(16, num_waiting=1)
     assert budget == pytest.approx(16 + (0.060 - DECODE_S) / PREFILL_TOKEN_S, abs=2)
 
 
 def test_a_stream_that_is_fast_beside_the_target_keeps_a_quarter_of_its_speed() -> None:
-    budget = _budget(_taught(StepCostModel()), target_s=1.0).for_step(16)
+    budget = _budget(_taught(StepCostModel()), target_s=1.0).for_step(16, num_waiting=1)
     assert budget == pytest.approx(16 + 3 * DECODE_S / PREFILL_TOKEN_S, abs=2)
 
 
+def test_a_burst_is_not_held_up_by_the_first_of_it_that_decode() -> None:
+    budget = _budget(_taught(StepCostModel()), target_s=1.0)
+    assert budget.for_step(4, num_waiting=8) == pytest.approx(
+        4 + 7 * DECODE_S / PREFILL_TOKEN_S, abs=2
+    )
+    capped = _budget(_taught(StepCostModel()), target_s=0.060)
+    assert capped.for_step(1, num_waiting=100) == pytest.approx(
+        1 + (0.060 - DECODE_S) / PREFILL_TOKEN_S, abs=2
+    )
+
+
 def test_a_step_in_which_nobody_decodes_is_not_limited() -> None:
-    assert _budget(_taught(StepCostModel()), target_s=0.060).for_step(0) == 2048
+    assert _budget(_taught(StepCostModel()), target_s=0.060).for_step(0, num_waiting=1) == 2048
 
 
 def test_without_a_target_the_budget_is_the_maximum() -> None:
-    assert _budget(_taught(StepCostModel()), target_s=0.0).for_step(16) == 2048
+    assert _budget(_taught(StepCostModel()), target_s=0.0).for_step(16, num_waiting=1) == 2048
 
 
 def test_prompts_get_as_long_as_decoding_takes_where_that_alone_nears_the_target() -> None:
     model = _taught(StepCostModel())
     for target_s in (0.010, DECODE_S, 1.5 * DECODE_S):
-        budget = _budget(model, target_s=target_s).for_step(16)
+        budget = _budget(model, target_s=target_s).for_step(16, num_waiting=1)
         assert budget == pytest.approx(16 + DECODE_S / PREFILL_TOKEN_S, abs=2)
 
 
 def test_prompts_get_a_block_a_step_however_slow_they_are() -> None:
     model = _taught(StepCostModel(), prefill_token_s=1.0)
-    assert _budget(model, target_s=0.060).for_step(16) == 16 + 16
+    assert _budget(model, target_s=0.060).for_step(16, num_waiting=1) == 16 + 16
 
 
 def test_a_model_that_becomes_slower_is_followed() -> None:
