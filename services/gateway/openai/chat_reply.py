@@ -20,6 +20,7 @@ from services.gateway.openai.reply import (
     StreamUsage,
     count,
     ending,
+    is_silent,
 )
 from services.gateway.openai.usage import UsageTally
 from services.gateway.tool_calls.base import CallPart
@@ -86,7 +87,7 @@ class ChatReply:
         delta = self._parse(choice, update)
         pieces = [self._role_event(choice)] if not choice.has_started else []
         has_ids = self._options.returns_token_ids and len(update.token_ids) > 0
-        if delta or update.logprobs or has_ids:
+        if delta or update.logprobs or has_ids or is_silent(update):
             body = choice.delta(delta, update, has_ids=has_ids)
             pieces.append(self._frame.chunk(body, tally=self.tally))
         if update.finish is not None:
@@ -171,10 +172,11 @@ class _ChatChoice:
     def delta(self, delta: AnswerDelta, update: ChoiceUpdate, *, has_ids: bool) -> bytes:
         """The choice of a chunk with something new."""
         ids = b',"token_ids":' + orjson.dumps(list(update.token_ids)) if has_ids else b""
+        carries_something = delta or update.logprobs or has_ids
         return b"".join(
             (
                 self._start,
-                orjson.dumps(_delta_json(delta)),
+                orjson.dumps(_delta_json(delta) if carries_something else {}),
                 b',"logprobs":',
                 self._logprobs(update),
                 b',"finish_reason":null',

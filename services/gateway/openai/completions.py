@@ -37,6 +37,7 @@ from services.gateway.openai.reply import (
     StreamUsage,
     count,
     ending,
+    is_silent,
 )
 from services.gateway.openai.sampling import check_num_logprobs, sampling_params
 from services.gateway.openai.schema import CompletionRequest
@@ -249,7 +250,7 @@ class _TextChoice:
 
     def _shows(self, update: ChoiceUpdate) -> bool:
         has_ids = self._options.returns_token_ids and len(update.token_ids) > 0
-        return bool(update.text or update.logprobs or has_ids)
+        return bool(update.text or update.logprobs or has_ids or is_silent(update))
 
     def _chunk(self, text: str, columns: dict[str, Any] | None, ids: list[int]) -> bytes:
         shown_ids = b',"token_ids":' + orjson.dumps(ids) if self._options.returns_token_ids else b""

@@ -187,6 +187,14 @@ class PromptFacts:
         ]
 
 
+def is_silent(update: ChoiceUpdate) -> bool:
+    """Whether it is of tokens that have no text, or none yet.
+
+    They make a chunk all the same: whoever reads a stream sees that it goes on.
+    """
+    return len(update.token_ids) > 0 and not update.text and update.finish is None
+
+
 def count(tally: UsageTally, prompt_index: int, update: Update) -> None:
     """Enter an update's tokens into the tally."""
     if update.prompt_ids is not None:

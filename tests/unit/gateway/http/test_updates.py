@@ -1,11 +1,11 @@
-"""The gateway and the feeds of tokenizers: one that has none, one that breaks."""
+"""What comes from a tokenizer: by a feed, without one, and with nothing to show."""
 
 from __future__ import annotations
 
 import asyncio
 
 from tests.fakes.tokenizer import FakeTokenizer, Script
-from tests.unit.gateway.http.conftest import events, gateway
+from tests.unit.gateway.http.conftest import Front, events, gateway
 
 WITHIN_S = 600
 LONG = Script(tokens=("a",) * 50, pace_s=0.01)
@@ -67,3 +67,14 @@ async def test_a_lost_tokenizer_ends_fed_requests_and_its_successor_serves() -> 
             await front.until_health(200)
             reply = await front.complete(max_tokens=50)
             assert reply.json()["choices"][0]["text"] == "a" * 50
+
+
+async def test_a_token_without_text_makes_a_chunk_too_so_that_the_stream_is_seen_to_go_on(
+    front: Front,
+) -> None:
+    front.tokenizer.script = Script(tokens=("a", b"\xf0\x9f", b"\x8c\xb6", "b"))
+    chunks = events(await front.complete(stream=True))[:-1]
+    assert [e["choices"][0]["text"] for e in chunks] == ["a", "", "🌶", "b", ""]
+    chunks = events(await front.chat(stream=True))[:-1]
+    deltas = [e["choices"][0]["delta"] for e in chunks]
+    assert deltas[1:] == [{"content": "a"}, {}, {"content": "🌶"}, {"content": "b"}, {}]
