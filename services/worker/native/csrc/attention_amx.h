@@ -132,16 +132,6 @@ inline void find_keys(const Attention& a, const AttentionBlock& b, int first, in
     }
 }
 
-// 2 to the x, relative error 1e-4: what follows is rounded to bfloat16. x finite.
-inline __m512 exp2_rough(__m512 x) {
-    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
-    __m512 p = _mm512_set1_ps(0.078023709f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.226066768f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.695834517f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.999925017f));
-    return _mm512_scalef_ps(p, x);  // by floor(x)
-}
-
 // Computes the state of a block of few rows, as those of a decode, over its keys. See
 // amx_attend_block.
 void amx_attend_few(const Attention&, const AttentionBlock&, int rows, const AttentionState&, Ahead&);

@@ -227,6 +227,18 @@ void add_results(const Results<T>& results) {
     });
 }
 
+// x / (1 + exp(-x)), as exact as T.
+template <class T>
+inline vf silu(vf x) {
+#if SL_LEVEL >= SL_AVX512
+    if constexpr (std::is_same_v<T, bf16>) {
+        constexpr float kLog2e = 1.44269504089f;
+        return x * (vf)_mm512_rcp14_ps((__m512)((vf)exp2_rough((__m512)(x * -kLog2e)) + 1.0f));
+    }
+#endif
+    return x / (vexp(-x) + 1.0f);
+}
+
 // The panel of a gate comes before the panel that it gates.
 template <class T>
 void gate_results(const Results<T>& results) {
@@ -241,8 +253,7 @@ void gate_results(const Results<T>& results) {
             for (int lane = 0; lane < num_lanes; lane += VF) {
                 const vf gate = load(sums + lane) + load(bias + lane);
                 const vf up = load(sums + kLanes + lane) + load(bias + kLanes + lane);
-                const vf result = gate / (vexp(-gate) + 1.0f) * up;
-                store_part(out + lane, result, std::min(num_lanes - lane, VF));
+                store_part(out + lane, silu<T>(gate) * up, std::min(num_lanes - lane, VF));
             }
         }
     }

@@ -147,4 +147,16 @@ inline vf vexp(vf x) {
     return x < least ? vf{} : scaled;
 }
 
+#if SL_LEVEL >= SL_AVX512
+// 2 to the x, relative error 1e-4: for what is rounded to bfloat16.
+inline __m512 exp2_rough(__m512 x) {
+    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
+    __m512 p = _mm512_set1_ps(0.078023709f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.226066768f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.695834517f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.999925017f));
+    return _mm512_scalef_ps(p, x);  // by floor(x)
+}
+#endif
+
 }  // namespace sl
