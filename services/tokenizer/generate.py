@@ -99,10 +99,13 @@ class Generator:
                     while (delta := await generation.next()) is not None:
                         booking.release()
                         _count(delta)
+                        if place is None:
+                            yield delta
+                            continue
+                        place.carry(generation, on_delta=_count)
                         yield delta
-                        if place is not None:
-                            await place.carry(generation, on_delta=_count)
-                            return
+                        await place.ended()
+                        return
 
     def _session(self, route: Route) -> Session:
         session = self._session_with(route.scheduler)
