@@ -67,8 +67,13 @@ class Feed:
         id: What requests name it by; "" while it is closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        """
+        Args:
+            address: The tokenizer's, for the log.
+        """
         self.id = ""
+        self._address = address
         self._calls = itertools.count(1)
         self._inboxes: dict[int, Inbox] = {}
 
@@ -87,21 +92,28 @@ class Feed:
         """
         feed_id = uuid.uuid4().hex
         call = stub.Feed(tokenizer_pb2.FeedRequest(feed_id=feed_id), wait_for_ready=True)
-        why = "it ended the feed"
+        why, was_open = "it ended the feed", False
         try:
             async for frame in call:
-                self.id = feed_id
+                self.id, was_open = feed_id, True
                 for number, delta in zip(frame.call, frame.delta, strict=True):
                     inbox = self._inboxes.get(number)
                     if inbox is not None:
                         inbox.put(delta)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                log.info("tokenizer_has_no_feeds", address=self._address)
                 return False
             why = translate(error).message
+            if not was_open:  # a tokenizer that drains refuses every further one: not news
+                log.debug("tokenizer_feed_refused", address=self._address, error=why)
+        except ValueError as error:  # columns of different lengths
+            why = f"a frame makes no sense: {error}"
         finally:
             self.id = ""
             call.cancel()
+            if was_open:
+                log.warning("tokenizer_feed_lost", address=self._address, error=why)
             for inbox in self._inboxes.values():
                 inbox.fail(WorkerLost(f"the tokenizer was lost: {why}"))
             self._inboxes.clear()

@@ -177,7 +177,7 @@ class TokenizerClient:
                 for address in sorted(addresses - self._peers.keys()):
                     channel = connect(address, cluster_token=self._token)
                     follower = group.create_task(self._follow(address, channel))
-                    peer = self._peers[address] = _Peer(channel, follower)
+                    peer = self._peers[address] = _Peer(address, channel, follower)
                     group.create_task(peer.read_feed())
 
     async def _follow(self, address: str, channel: grpc.aio.Channel) -> None:
@@ -308,11 +308,13 @@ class TokenizerClient:
 class _Peer:
     """One tokenizer: its connection, its feed and the task that follows its Info stream."""
 
-    def __init__(self, channel: grpc.aio.Channel, follower: asyncio.Task[None]) -> None:
+    def __init__(
+        self, address: str, channel: grpc.aio.Channel, follower: asyncio.Task[None]
+    ) -> None:
         self.channel = channel
         self.stub = tokenizer_pb2_grpc.TokenizerStub(channel)
         self.follower = follower
-        self.feed = Feed()
+        self.feed = Feed(address)
 
     async def read_feed(self) -> None:
         """Keep the feed open as long as the connection is."""

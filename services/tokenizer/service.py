@@ -85,8 +85,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
     ) -> AsyncIterator[tokenizer_pb2.TextDelta]:
         """Text deltas of one request, the first of them once it is admitted."""
         self._require_model(request.model)
-        if self._life.stopping.is_set():
-            raise Unavailable("this tokenizer is shutting down", retry_after_s=1.0)
+        self._require_running()
         wanted = request_from_message(request)
         token_bytes = self._encoder.token_bytes.shown
         self._num_running += 1
@@ -103,6 +102,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
         self, request: tokenizer_pb2.FeedRequest, context: Context
     ) -> AsyncIterator[tokenizer_pb2.FeedFrame]:
         """What the requests that name this feed gain after their first delta."""
+        self._require_running()
         if not request.feed_id or request.feed_id in self._feeds:
             raise InvalidRequest(
                 f"feed_id must be new and not empty, got {request.feed_id!r}", param="feed_id"
@@ -256,6 +256,10 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServicer):
             return 0
         engines = usable(self._engines(), text_fp=self._text_fp)
         return min(engine.max_model_len for engine in engines)
+
+    def _require_running(self) -> None:
+        if self._life.stopping.is_set():
+            raise Unavailable("this tokenizer is shutting down", retry_after_s=1.0)
 
     def _require_model(self, model: str) -> None:
         if model and model != self._model:

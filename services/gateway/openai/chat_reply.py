@@ -87,8 +87,10 @@ class ChatReply:
         delta = self._parse(choice, update)
         pieces = [self._role_event(choice)] if not choice.has_started else []
         has_ids = self._options.returns_token_ids and len(update.token_ids) > 0
-        if delta or update.logprobs or has_ids or is_silent(update):
-            body = choice.delta(delta, update, has_ids=has_ids)
+        has_news = bool(delta or update.logprobs or has_ids)
+        if has_news or is_silent(update):
+            shown = _delta_json(delta) if has_news else {}
+            body = choice.delta(shown, update, has_ids=has_ids)
             pieces.append(self._frame.chunk(body, tally=self.tally))
         if update.finish is not None:
             pieces.append(self._frame.chunk(choice.end(update.finish), tally=self.tally))
@@ -169,14 +171,13 @@ class _ChatChoice:
             delta.reasoning = ""
         return delta
 
-    def delta(self, delta: AnswerDelta, update: ChoiceUpdate, *, has_ids: bool) -> bytes:
-        """The choice of a chunk with something new."""
+    def delta(self, shown: dict[str, Any], update: ChoiceUpdate, *, has_ids: bool) -> bytes:
+        """The choice of a chunk whose delta is ``shown``."""
         ids = b',"token_ids":' + orjson.dumps(list(update.token_ids)) if has_ids else b""
-        carries_something = delta or update.logprobs or has_ids
         return b"".join(
             (
                 self._start,
-                orjson.dumps(_delta_json(delta) if carries_something else {}),
+                orjson.dumps(shown),
                 b',"logprobs":',
                 self._logprobs(update),
                 b',"finish_reason":null',

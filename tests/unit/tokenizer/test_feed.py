@@ -56,6 +56,10 @@ async def read_until_ended(call: FeedCall, numbers: set[int]) -> tuple[dict[int,
     return deltas, num_frames
 
 
+def num_ends(deltas: Deltas) -> int:
+    return sum(choice.HasField("finish") for delta in deltas for choice in delta.choices)
+
+
 def num_tokens(deltas: Deltas) -> int:
     return sum(len(choice.token_ids) for delta in deltas for choice in delta.choices)
 
@@ -88,17 +92,24 @@ async def test_one_frame_has_the_news_of_all_requests(make_rig: MakeRig) -> None
         assert num_frames < sum(map(len, deltas.values())) / 4
 
 
-async def test_an_answer_that_is_complete_with_its_first_delta_needs_no_feed(
+async def test_an_answer_of_one_token_ends_once_by_the_call_or_by_the_feed(
     make_rig: MakeRig,
 ) -> None:
     async with make_rig(lambda add, index: Answer([65])) as rig:
         feed = await opened(rig)
         async with asyncio.timeout(WITHIN_S):
-            async for delta in rig.stub.Generate(request(1)):
-                if any(choice.HasField("finish") for choice in delta.choices):
-                    return
-            deltas, _ = await read_until_ended(feed, {1})
-            assert num_tokens(deltas[1]) == 1
+            deltas = [delta async for delta in rig.stub.Generate(request(1))]
+            if not num_ends(deltas):
+                deltas += (await read_until_ended(feed, {1}))[0][1]
+        assert (num_tokens(deltas), num_ends(deltas)) == (1, 1)
+
+
+async def test_a_stopping_service_opens_no_feed(make_rig: MakeRig) -> None:
+    async with make_rig(lambda add, index: Answer([65])) as rig:
+        rig.life.stopping.set()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await opened(rig)
+        assert isinstance(translate(raised.value), Unavailable)
 
 
 async def test_a_feed_that_is_not_open_is_refused_and_so_is_a_number_in_use(

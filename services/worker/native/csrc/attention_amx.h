@@ -15,7 +15,6 @@ constexpr int kKeys = 256;        // keys of one softmax update
 constexpr int kTile = 16;         // rows of a tile; columns too, in float
 constexpr int kPairs = 32;        // bfloat16 elements of a tile's row
 constexpr int kTileBytes = 1024;
-constexpr float kLog2e = 1.44269504089f;
 constexpr float kNothing = -1e30f;  // finite: differences of it are 0, not NaN
 // Weights are relative to a reference that need not be the greatest score: it moves only once that is
 // so far above it (in units of log2), so that values are seldom rescaled.
@@ -102,15 +101,7 @@ struct KeyTile {
     int64_t stride;
 };
 
-inline KeyTile key_tile(const Attention& a, const AttentionBlock& b, int key) {
-    const int64_t offset = cache_offset(a, b.request, b.kv_head, key);
-    return {static_cast<const bf16*>(a.keys) + offset, int64_t{a.num_kv_heads} * a.head_size * 2};
-}
-
-// Whether tiles can be loaded from the cache directly.
-inline bool has_key_tiles(const Attention& a) { return a.block_size % kTile == 0 && a.head_size % kPairs == 0; }
-
-// Elsewhere they are copied to [count][dims], zeros behind head_size.
+// Keys as [count][dims], zeros behind head_size.
 inline void copy_keys(const Attention& a, const AttentionBlock& b, int first, int count, int dims, bf16* keys) {
     KeyOffsets offsets(a, b.request, b.kv_head, first);
     for (int key = 0; key < count; ++key) {
@@ -124,10 +115,12 @@ inline void copy_keys(const Attention& a, const AttentionBlock& b, int first, in
 // The tiles of up to kKeys keys from `first`; `memory` is [kKeys][dims], used if they must be copied.
 inline void find_keys(const Attention& a, const AttentionBlock& b, int first, int count, int dims, bf16* memory,
                       KeyTile* keys) {
-    const bool is_direct = has_key_tiles(a);
+    const bool is_direct = a.block_size % kTile == 0 && a.head_size % kPairs == 0;
     if (!is_direct) copy_keys(a, b, first, count, dims, memory);
+    const auto* const cache = static_cast<const bf16*>(a.keys);
+    const int64_t cache_stride = int64_t{a.num_kv_heads} * a.head_size * 2;
     for (int tile = 0; tile * kTile < count; ++tile) {
-        keys[tile] = is_direct ? key_tile(a, b, first + tile * kTile)
+        keys[tile] = is_direct ? KeyTile{cache + cache_offset(a, b.request, b.kv_head, first + tile * kTile), cache_stride}
                                : KeyTile{memory + int64_t{tile} * kTile * dims, dims * 2};
     }
 }

@@ -8,7 +8,9 @@
 #if SL_LEVEL >= SL_AMX
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace sl {
 namespace {

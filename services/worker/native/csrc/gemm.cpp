@@ -232,7 +232,6 @@ template <class T>
 inline vf silu(vf x) {
 #if SL_LEVEL >= SL_AVX512
     if constexpr (std::is_same_v<T, bf16>) {
-        constexpr float kLog2e = 1.44269504089f;
         return x * (vf)_mm512_rcp14_ps((__m512)((vf)exp2_rough((__m512)(x * -kLog2e)) + 1.0f));
     }
 #endif

@@ -147,6 +147,8 @@ inline vf vexp(vf x) {
     return x < least ? vf{} : scaled;
 }
 
+constexpr float kLog2e = 1.44269504089f;
+
 #if SL_LEVEL >= SL_AVX512
 // 2 to the x, relative error 1e-4: for what is rounded to bfloat16.
 inline __m512 exp2_rough(__m512 x) {
