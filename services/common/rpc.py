@@ -61,6 +61,8 @@ _SERVER_OPTIONS = [
 _CLIENT_OPTIONS = [
     *_SHARED_OPTIONS,
     ("grpc.http2.max_pings_without_data", 0),
+    # A new channel connects at once, and does not share how an older one to that address fared.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     # In spite of its name: how long one attempt to connect may take. A busy machine needs seconds.
     ("grpc.min_reconnect_backoff_ms", 5_000),

@@ -5,12 +5,18 @@ decoding rows takes (weights must be read whatever the batch), tracked as a movi
 it follows the batch and its context lengths; ``prefill_token_s`` is fitted on the steps that hold
 prompt tokens. Two numbers that are always known separately beat a regression, which loses its slope
 while nothing but decodes run.
+
+A few prompt tokens beside decodes seem to cost next to nothing: the weights are read anyway, and
+the processor has time to spare. Many do cost. So what few have taught says little of many: larger
+steps outweigh smaller ones, and nothing is foretold far beyond the size that was learnt from: up to
+twice that size, what was free before can be missed by one step of decoding, not more.
 """
 
 from __future__ import annotations
 
 _DECODE_MEMORY = 0.9  # weight of the past in the moving average, per step
-_PREFILL_MEMORY = 0.8
+_PREFILL_MEMORY = 0.8  # the same, per step of the usual size; a step of twice that counts as four
+_REACH = 2.0  # times the usual size
 
 
 class StepCostModel:
@@ -20,6 +26,7 @@ class StepCostModel:
         self._decode_s: float | None = None
         self._prefill_s = 0.0
         self._prefill_tokens = 0.0
+        self._usual_prefill_tokens = 0.0
         self._decode_rows = 0.0
 
     def observe(self, *, num_decode_rows: int, num_prefill_tokens: int, device_s: float) -> None:
@@ -36,11 +43,17 @@ class StepCostModel:
             share_s = device_s
             if num_decode_rows and self._decode_s is not None:
                 share_s = max(0.1 * device_s, device_s - self._decode_s)
-            self._prefill_s = _PREFILL_MEMORY * self._prefill_s + share_s
-            self._prefill_tokens = _PREFILL_MEMORY * self._prefill_tokens + num_prefill_tokens
+            self._observe_prefill(num_prefill_tokens, share_s)
         elif num_decode_rows:
             self._decode_s = _averaged(self._decode_s, device_s)
             self._decode_rows = _averaged(self._decode_rows or None, float(num_decode_rows))
+
+    def _observe_prefill(self, num_tokens: int, share_s: float) -> None:
+        usual = self._usual_prefill_tokens or float(num_tokens)
+        memory = _PREFILL_MEMORY ** ((num_tokens / usual) ** 2)
+        self._prefill_s = memory * self._prefill_s + share_s
+        self._prefill_tokens = memory * self._prefill_tokens + num_tokens
+        self._usual_prefill_tokens = memory * usual + (1.0 - memory) * num_tokens
 
     def predict(self, *, num_decode_rows: int, num_prefill_tokens: int) -> float:
         """Expected device time in seconds; 0 where nothing has been measured."""
@@ -48,8 +61,10 @@ class StepCostModel:
         return decode_s + num_prefill_tokens * self._prefill_token_s
 
     def prefill_tokens_in(self, seconds: float) -> int | None:
-        """Prompt tokens that take so long; None if no prompt has been measured."""
-        return int(seconds / self._prefill_token_s) if self._prefill_token_s else None
+        """Prompt tokens that take so long, as far as can be told; None if none were measured."""
+        if not self._prefill_token_s:
+            return None
+        return int(min(seconds / self._prefill_token_s, _REACH * self._usual_prefill_tokens))
 
     @property
     def decode_s(self) -> float:

@@ -86,6 +86,30 @@ async def test_an_error_in_a_stream_arrives_after_what_was_sent() -> None:
     assert translate(caught.value).param == "top_p"
 
 
+async def test_a_new_channel_is_not_refused_for_what_an_older_one_to_that_address_met() -> None:
+    server = RpcServer(host="127.0.0.1", port=0, cluster_token=None)
+    address = await server.start()
+    await server.stop(grace_s=0)
+    async with stub(address) as older:
+        for _ in range(8):  # each failure makes it wait longer before it connects again
+            with pytest.raises(grpc.aio.AioRpcError):
+                await older.Tokenize(
+                    tokenizer_pb2.TokenizeRequest(), timeout=30, wait_for_ready=False
+                )
+            await asyncio.sleep(0.3)
+        again = RpcServer(host="127.0.0.1", port=int(address.split(":")[1]), cluster_token=None)
+        again.add(
+            tokenizer_pb2_grpc.add_TokenizerServicer_to_server,
+            Failing(InvalidRequest("served", param="n")),
+            "sluiceway.v1.Tokenizer",
+        )
+        await again.start()
+        try:
+            assert (await failure_of(address)).message == "served"
+        finally:
+            await again.stop(grace_s=0)
+
+
 class Hanging(tokenizer_pb2_grpc.TokenizerServicer):
     """Answers nothing, and notes that it was cancelled."""
 

@@ -97,6 +97,33 @@ def test_a_model_that_becomes_slower_is_followed() -> None:
     )
 
 
+@pytest.mark.parametrize("decode_s", [0.012, 0.036, 0.100])
+@pytest.mark.parametrize("num_short", [0, 1, 5, 50])
+def test_a_long_prompt_after_short_ones_that_cost_nothing_does_not_stop_the_others(
+    decode_s: float, num_short: int
+) -> None:
+    """Reading the weights takes as long as computing 40 tokens: fewer, beside decodes, are free."""
+
+    def step_s(rows: int, num_tokens: int) -> float:
+        return decode_s * max(1.0, (rows + num_tokens) / 40)
+
+    model = StepCostModel()
+    budget = _budget(model, target_s=10.0)
+    for num_tokens, rows in [(31, 0)] + [(0, 4), (31, 4)] * num_short + [(0, 4)] * 20:
+        model.observe(
+            num_decode_rows=rows, num_prefill_tokens=num_tokens, device_s=step_s(rows, num_tokens)
+        )
+    left, longest_s, total_s = 1_800, 0.0, 0.0
+    while left:
+        num_tokens = min(left, budget.for_step(4, num_waiting=1) - 4)
+        left -= num_tokens
+        taken_s = step_s(4, num_tokens)
+        model.observe(num_decode_rows=4, num_prefill_tokens=num_tokens, device_s=taken_s)
+        longest_s, total_s = max(longest_s, taken_s), total_s + taken_s
+    assert longest_s < 4.8 * decode_s
+    assert total_s < 1.2 * step_s(4, 1_800)
+
+
 def test_the_long_prefill_cap_limits_one_prompt() -> None:
     request = Request(
         handle=1,
