@@ -7,7 +7,7 @@ from typing import Protocol
 from services.scheduler.core.cost_model import StepCostModel
 from services.scheduler.core.request import Request
 
-_MOST_DECODES = 3.5
+_MOST_DECODES = 3.0
 """Steps of decoding alone that one with prompts beside may last: a stream that has been fast goes
 on at a part of its speed and does not halt. Where more wait for their first token than decode,
 it is more by as much: a burst must not be held up by the first of it that decode."""
