@@ -106,7 +106,9 @@ def run_single(llm: LLM, work: Work) -> None:
 async def run_session(system: System, text_fp: str, work: Work) -> None:
     """Tokens in, tokens out, past the gateway and the tokenizer."""
     address = system.address("scheduler")
-    async with SessionClient(address, text_fp=text_fp, cluster_token=CLUSTER_TOKEN) as client:
+    async with SessionClient(
+        address, text_fp=text_fp, cluster_token=CLUSTER_TOKEN, in_passing=True
+    ) as client:
         await client.until_ready()
         handles = [client.add(prompt, work.sampling)[0] for prompt in work.prompts]
         for handle in handles:
@@ -267,7 +269,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What the split into processes costs.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--requests", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--pipeline-depth", type=int, default=2)
     parser.add_argument("--num-threads", type=int, default=None, help="default: torch's choice")

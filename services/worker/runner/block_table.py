@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.errors import InvariantError
-from services.worker.runner.step_input import Ints
+from services.worker.runner.step_input import Ints, indices
 
 
 class BlockTable:
@@ -51,9 +51,13 @@ class BlockTable:
             raise InvariantError(
                 f"a row would have {lengths.max()} blocks; at most {self._ids.shape[1]} fit"
             )
-        firsts = np.cumsum(counts) - counts
-        within = np.arange(block_ids.size) - np.repeat(firsts - self._num_blocks[rows], counts)
-        self._ids[np.repeat(rows, counts), within] = block_ids
+        if counts.max() == 1:  # as decodes grow; see ``input_batch`` for what is spared
+            growing = rows[counts == 1]
+            self._ids[growing, self._num_blocks[growing]] = block_ids
+        else:
+            firsts = np.cumsum(counts) - counts
+            starts = np.repeat(firsts - self._num_blocks[rows], counts)
+            self._ids[np.repeat(rows, counts), indices(block_ids.size) - starts] = block_ids
         self._num_blocks[rows] = lengths
 
     def slots(self, rows: Ints, positions: Ints) -> Ints:

@@ -2,7 +2,7 @@
 
 While a step is prepared the processor waits. So on a step of decodes nothing here gives the
 interpreter away to another thread, which would keep it for as long as planning the next step takes:
-no sort, no repeat, and on the CPU no torch operation.
+no sort, no repeat, no arange, and on the CPU no torch operation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from services.common.errors import InvariantError
 from services.worker.attention.base import AttentionBatch
 from services.worker.runner.request_state import RequestStates
-from services.worker.runner.step_input import Ints
+from services.worker.runner.step_input import Ints, indices
 from services.worker.sampling.base import to_device
 
 
@@ -71,20 +71,20 @@ def build_input_batch(states: RequestStates, rows: Ints, num_tokens: Ints) -> In
     # Decodes first: attention backends treat a run of them as one.
     is_long = num_tokens > 1
     has_long = bool(is_long.any())
-    order = np.arange(rows.size)
+    order = indices(rows.size)
     if has_long:
         order = np.concatenate((np.flatnonzero(~is_long), np.flatnonzero(is_long)))
         rows, num_tokens = rows[order], num_tokens[order]
     first = states.num_computed[rows]
     end = first + num_tokens
     _require_known_tokens(states, rows, num_tokens, end)
-    query_start_loc = np.arange(rows.size + 1)
+    query_start_loc = indices(rows.size + 1)
     # Of each token: its row, and its position.
     token_rows, positions = rows, first
     if has_long:
-        np.cumsum(num_tokens, out=query_start_loc[1:])
+        query_start_loc = np.concatenate(([0], np.cumsum(num_tokens)))
         token_rows = np.repeat(rows, num_tokens)
-        positions = np.arange(token_rows.size) + np.repeat(first - query_start_loc[:-1], num_tokens)
+        positions = indices(token_rows.size) + np.repeat(first - query_start_loc[:-1], num_tokens)
     slots = states.block_table.slots(token_rows, positions)
     device = states.token_ids.device
     return InputBatch(

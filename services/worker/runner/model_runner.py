@@ -20,9 +20,9 @@ from services.worker.runner.input_batch import InputBatch, build_input_batch
 from services.worker.runner.pooling import Pooler, read_vectors
 from services.worker.runner.prompt_logprobs import PromptLogprobs
 from services.worker.runner.request_state import UNKNOWN, RequestStates
-from services.worker.runner.step_input import Ints, NewRow, Step
+from services.worker.runner.step_input import Ints, NewRow, Step, indices
 from services.worker.runner.step_output import PromptLogprobChunk, StepOutput
-from services.worker.sampling.base import LogitRows, to_device
+from services.worker.sampling.base import LogitRows, to_device, to_host
 from services.worker.sampling.logprobs import LogprobColumns, logprobs_of
 from services.worker.sampling.row_grammars import RowGrammars
 from services.worker.sampling.sampler import Sampled, Sampler, failure_of
@@ -197,11 +197,11 @@ class ModelRunner:
                 num_tokens=0 if batch is None else int(batch.num_tokens.sum()),
             )
         started = time.perf_counter()
-        scores = samples.sampled.scores.cpu().numpy()
-        token_ids = samples.sampled.token_ids.cpu().numpy()
+        scores = to_host(samples.sampled.scores)
+        token_ids = to_host(samples.sampled.token_ids)
         # The batch's rows come first in ``handles``, in its order.
         row_errors = self._follow(handles, batch, token_ids, scores)
-        good = np.arange(batch.sampling_index.size)
+        good = indices(batch.sampling_index.size)
         if row_errors:
             sampled_handles = np.array(handles)[batch.sampling_index]
             good = good[~np.isin(sampled_handles, list(row_errors))]
@@ -254,12 +254,12 @@ class ModelRunner:
         if len(set(step.handles)) < len(step.handles):
             raise InvariantError(f"step {step.step} names a request twice")
         rows = self._states.rows_of(step.handles)
+        known, counts, block_ids = rows, step.num_new_blocks, step.new_block_ids
         is_known = rows != UNKNOWN
-        self._states.block_table.append(
-            rows[is_known],
-            counts=step.num_new_blocks[is_known],
-            block_ids=step.new_block_ids[np.repeat(is_known, step.num_new_blocks)],
-        )
+        if not is_known.all():
+            block_ids = block_ids[np.repeat(is_known, counts)]
+            known, counts = rows[is_known], counts[is_known]
+        self._states.block_table.append(known, counts=counts, block_ids=block_ids)
         return rows
 
     def _run(
@@ -277,7 +277,9 @@ class ModelRunner:
         pooled = self._pooler.take(self._states, batch, hidden)
         if not batch.sampling_index.size:
             return None, prompt_logprobs, pooled
-        logits = self._model.compute_logits(hidden[to_device(batch.sampling_tokens, self._device)])
+        if batch.sampling_index.size < hidden.shape[0]:
+            hidden = hidden[to_device(batch.sampling_tokens, self._device)]
+        logits = self._model.compute_logits(hidden)
         states, rows = self._states, batch.sampling_rows
         sampled = self._sampler.sample(
             logits,

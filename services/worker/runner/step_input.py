@@ -13,6 +13,14 @@ from services.common.sampling import SamplingParams
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
+_INDICES = np.arange(4096)
+_INDICES.setflags(write=False)
+
+
+def indices(count: int) -> Ints:
+    """0 to ``count`` - 1, read-only. Not made anew: ``arange`` gives the interpreter away."""
+    return _INDICES[:count] if count <= _INDICES.size else np.arange(count)
+
 
 @dataclass(frozen=True, slots=True)
 class NewRow:

@@ -72,3 +72,8 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(values)
     # Even a ``to`` that does nothing lets another thread have the interpreter.
     return tensor if device.type == "cpu" else tensor.to(device)
+
+
+def to_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor as an array of the host; on the CPU they share memory."""
+    return (tensor if tensor.device.type == "cpu" else tensor.cpu()).numpy()

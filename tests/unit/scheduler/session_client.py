@@ -40,7 +40,8 @@ class SessionClient:
         frames: Step frames that have come.
         engines: engine_id -> state, from welcome, ups, downs and heartbeats.
         violations: What the scheduler did wrong.
-        acknowledges: Whether frames are acknowledged.
+        acknowledges: Whether frames are acknowledged: each at once or, ``in_passing``, the newest
+            with each heartbeat, as a tokenizer does.
         ended: Set once the stream has ended; ``error`` says how.
     """
 
@@ -51,6 +52,7 @@ class SessionClient:
         text_fp: str = "text-fp",
         protocol: int = PROTOCOL,
         cluster_token: str | None = None,
+        in_passing: bool = False,
     ) -> None:
         self.handles: dict[int, Heard] = {}
         self.frames: list[pb.StepFrame] = []
@@ -58,6 +60,7 @@ class SessionClient:
         self.downs: list[pb.EngineDown] = []
         self.violations: list[str] = []
         self.acknowledges = True
+        self._in_passing = in_passing
         self.num_heartbeats = 0
         self.welcomed = asyncio.Event()
         self.ended = asyncio.Event()
@@ -256,6 +259,8 @@ class SessionClient:
             await asyncio.sleep(HEARTBEAT_S)
             if not self._is_silent:
                 self.say(pb.ClientFrame(heartbeat={}))
+                if self._in_passing:
+                    self.acknowledge_all()
 
     def _on_frame(self, frame: pb.ServerFrame) -> None:
         kind = frame.WhichOneof("frame")
@@ -307,7 +312,7 @@ class SessionClient:
             self.handles[owner[position]].logprobs.append(logprob)
         for end in step.finished:
             self._on_finished(end)
-        if self.acknowledges:
+        if self.acknowledges and not self._in_passing:
             self.say(pb.ClientFrame(ack=pb.FrameAck(frame=step.frame)))
 
     def _on_finished(self, end: pb.FinishedHandle) -> None:
