@@ -7,7 +7,8 @@ The library refuses what it cannot enforce, by name, and bounds its own work: gr
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from llguidance import LLMatcher
 
@@ -23,6 +24,9 @@ _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
 """White space between JSON's tokens is bounded: no model can go on with it for ever."""
 
 _ANY_OBJECT = '{"type": "object"}'
+
+_LIBRARY_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+_OUR_ADVICE = "write anyOf instead"
 
 
 def grammar_of(constraint: Constraint) -> str:
@@ -60,10 +64,55 @@ def check(constraint: Constraint) -> None:
 
 
 def _of_schema(schema: str) -> str:
+    constraint = Constraint(ConstraintKind.JSON_SCHEMA, schema)
+    if '"$ref"' in schema:
+        try:
+            endless = _endless_ref(json.loads(schema))
+        except (ValueError, RecursionError) as error:
+            raise _invalid(constraint, f"it is no JSON: {error}") from None
+        if endless is not None:
+            raise _invalid(constraint, f"its $ref {endless!r} leads only back to itself")
     try:
         return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
     except ValueError as error:
-        raise _invalid(Constraint(ConstraintKind.JSON_SCHEMA, schema), str(error)) from None
+        raise _invalid(constraint, str(error)) from None
+
+
+def _endless_ref(schema: object) -> str | None:
+    """A reference that leads round in a circle with nothing on the way: nothing satisfies it."""
+    nodes, ending = [schema], set[str]()
+    while nodes:
+        node: Any = nodes.pop()
+        if isinstance(node, list):
+            nodes.extend(node)
+        elif isinstance(node, dict):
+            nodes.extend(node.values())
+            way: set[str] = set()
+            while isinstance(node, dict) and isinstance(ref := node.get("$ref"), str):
+                if ref in way:
+                    return ref
+                if ref in ending:
+                    break
+                way.add(ref)
+                node = _resolve(schema, ref)
+            ending |= way
+    return None
+
+
+def _resolve(schema: Any, ref: str) -> object:
+    """What a JSON pointer into the schema itself points at; ``None`` if nothing, or elsewhere."""
+    if not ref.startswith("#"):
+        return None
+    node = schema
+    for part in unquote(ref[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict):
+            node = node.get(key)
+        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            return None
+    return node
 
 
 def _of_choices(choices: list[str]) -> str:
@@ -74,4 +123,5 @@ def _of_choices(choices: list[str]) -> str:
 
 def _invalid(constraint: Constraint, why: str) -> InvalidRequest:
     name = constraint.kind.name.lower().replace("_", " ")
-    return InvalidRequest(f"this {name} cannot be enforced: {why.strip()}", param="constraint")
+    why = why.strip().replace(_LIBRARY_ADVICE, _OUR_ADVICE)
+    return InvalidRequest(f"this {name} cannot be enforced: {why}", param="constraint")

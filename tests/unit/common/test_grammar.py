@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -59,6 +60,51 @@ def test_what_cannot_be_enforced_is_refused_by_name(constraint: Constraint, name
         check(constraint)
     assert named in caught.value.message
     assert caught.value.param == "constraint"
+
+
+def definitions(**refs: str) -> dict[str, object]:
+    return {name: {"$ref": f"#/$defs/{target}"} for name, target in refs.items()}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": definitions(a="a")},
+        {"type": "array", "items": {"$ref": "#/$defs/a"}, "$defs": definitions(a="b", b="a")},
+        {"properties": {"x/y": {"$ref": "#/properties/x~1y"}}},
+        {"anyOf": [{"$ref": "#/anyOf/0"}, {"type": "string"}]},
+    ],
+)
+def test_a_reference_that_leads_only_to_itself_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match=r"its \$ref '#.*' leads only back to itself"):
+        check(schema(broken))
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"$ref": "#/$defs/a", "$defs": {**definitions(a="b"), "b": {"type": "integer"}}},
+        {"const": {"$ref": 7}},
+    ],
+)
+def test_a_reference_that_leads_on_is_accepted(sound: dict[str, object]) -> None:
+    check(schema(sound))
+
+
+def test_long_chains_of_references_are_followed_once() -> None:
+    chain = definitions(**{f"a{i}": f"a{i + 1}" for i in range(4_000)})
+    began = time.perf_counter()
+    with pytest.raises(InvalidRequest):
+        check(schema({"$ref": "#/$defs/a0", "$defs": {**chain, **definitions(a4000="a3999")}}))
+    assert time.perf_counter() - began < 2.0
+
+
+def test_overlapping_alternatives_are_refused_with_what_to_write_instead() -> None:
+    alternatives = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
+    with pytest.raises(InvalidRequest, match=r"oneOf .* write anyOf instead"):
+        check(schema(alternatives))
 
 
 def test_a_constraint_is_bounded_in_size() -> None:
