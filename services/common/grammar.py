@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # only its stub has it
 
 MAX_SPEC_CHARS = 262_144
+MAX_REFERENCE_DEPTH = 1_000
+_MOST_DIGITS = len(str(MAX_SPEC_CHARS)) + 1
 
 _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
 """White space between JSON's tokens is bounded: no model can go on with it for ever."""
@@ -27,6 +29,7 @@ _ANY_OBJECT = '{"type": "object"}'
 
 _LIBRARY_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _OUR_ADVICE = "write anyOf instead"
+_DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
 
 
 def grammar_of(constraint: Constraint) -> str:
@@ -64,39 +67,54 @@ def check(constraint: Constraint) -> None:
 
 
 def _of_schema(schema: str) -> str:
-    constraint = Constraint(ConstraintKind.JSON_SCHEMA, schema)
-    if '"$ref"' in schema:
-        try:
-            endless = _endless_ref(json.loads(schema))
-        except (ValueError, RecursionError) as error:
-            raise _invalid(constraint, f"it is no JSON: {error}") from None
-        if endless is not None:
-            raise _invalid(constraint, f"its $ref {endless!r} leads only back to itself")
     try:
+        if '"$ref"' in schema:
+            _require_sound_references(json.loads(schema))
         return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
-    except ValueError as error:
-        raise _invalid(constraint, str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise _invalid(Constraint(ConstraintKind.JSON_SCHEMA, schema), str(error)) from None
 
 
-def _endless_ref(schema: object) -> str | None:
-    """A reference that leads round in a circle with nothing on the way: nothing satisfies it."""
-    nodes, ending = [schema], set[str]()
-    while nodes:
-        node: Any = nodes.pop()
-        if isinstance(node, list):
+def _require_sound_references(schema: object) -> None:
+    """Refuse references that lead round with nothing on the way, and too long a way through them.
+
+    The library follows references by recursion, and its stack ends before the longest way does that
+    fits into a schema; no way is longer than all that is referred to together.
+
+    Raises:
+        ValueError: Says which.
+    """
+    nodes, refs = [schema], set[str]()
+    for node in nodes:  # which grows: parents stand before their children
+        if isinstance(node, dict):
+            nodes.extend(node[keyword] for keyword in node.keys() - _DATA_KEYWORDS)
+            if isinstance(ref := node.get("$ref"), str):
+                refs.add(ref)
+        elif isinstance(node, list):
             nodes.extend(node)
-        elif isinstance(node, dict):
-            nodes.extend(node.values())
-            way: set[str] = set()
-            while isinstance(node, dict) and isinstance(ref := node.get("$ref"), str):
-                if ref in way:
-                    return ref
-                if ref in ending:
-                    break
-                way.add(ref)
-                node = _resolve(schema, ref)
-            ending |= way
-    return None
+    depths: dict[int, int] = {}
+    for node in reversed(nodes):
+        if isinstance(node, dict | list):
+            children = node.values() if isinstance(node, dict) else node
+            depths[id(node)] = 1 + max((depths.get(id(child), 0) for child in children), default=0)
+    targets = {ref: _resolve(schema, ref) for ref in refs}
+    depth = depths.get(id(schema), 0) + sum(depths.get(id(node), 1) for node in targets.values())
+    if depth > MAX_REFERENCE_DEPTH:
+        raise ValueError(
+            f"what its references lead to is {depth} levels deep together, "
+            f"more than {MAX_REFERENCE_DEPTH}"
+        )
+    for ref in refs:
+        way: set[str] = set()
+        while ref not in way:
+            way.add(ref)
+            target = targets[ref]
+            following = target.get("$ref") if isinstance(target, dict) else None
+            if not isinstance(following, str) or following not in targets:
+                break
+            ref = following
+        else:
+            raise ValueError(f"its $ref {ref!r} leads only back to itself")
 
 
 def _resolve(schema: Any, ref: str) -> object:
@@ -108,8 +126,8 @@ def _resolve(schema: Any, ref: str) -> object:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node.get(key)
-        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-            node = node[int(key)]
+        elif isinstance(node, list) and key.isdecimal() and len(key) < _MOST_DIGITS:
+            node = node[int(key)] if int(key) < len(node) else None
         else:
             return None
     return node

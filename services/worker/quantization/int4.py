@@ -86,7 +86,7 @@ def quantize(weight: torch.Tensor) -> Int4Weight:
         best = _Rounded(groups, ((groups.amax(2) - least.float()) / _MAX).half(), least)
         best.loss[best.loss < _ON_GRID * best.scale.float().square()] = 0.0
         fitted = best
-        for _ in range(_NUM_FITS):
+        for _ in range(_NUM_FITS if best.loss.any() else 0):
             fitted = _Rounded(groups, *fitted.fit(groups))
             best.take_where_better(fitted)
         rows = best.values.to(torch.uint8).flatten(1)[:, :in_size]
