@@ -29,7 +29,6 @@ _ANY_OBJECT = '{"type": "object"}'
 
 _LIBRARY_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _OUR_ADVICE = "write anyOf instead"
-_DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
 
 
 def grammar_of(constraint: Constraint) -> str:
@@ -68,8 +67,7 @@ def check(constraint: Constraint) -> None:
 
 def _of_schema(schema: str) -> str:
     try:
-        if '"$ref"' in schema:
-            _require_sound_references(json.loads(schema))
+        _require_sound_references(json.loads(schema))
         return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
     except (ValueError, RecursionError) as error:
         raise _invalid(Constraint(ConstraintKind.JSON_SCHEMA, schema), str(error)) from None
@@ -87,7 +85,7 @@ def _require_sound_references(schema: object) -> None:
     nodes, refs = [schema], set[str]()
     for node in nodes:  # which grows: parents stand before their children
         if isinstance(node, dict):
-            nodes.extend(node[keyword] for keyword in node.keys() - _DATA_KEYWORDS)
+            nodes.extend(node.values())
             if isinstance(ref := node.get("$ref"), str):
                 refs.add(ref)
         elif isinstance(node, list):
@@ -99,7 +97,7 @@ def _require_sound_references(schema: object) -> None:
             depths[id(node)] = 1 + max((depths.get(id(child), 0) for child in children), default=0)
     targets = {ref: _resolve(schema, ref) for ref in refs}
     depth = depths.get(id(schema), 0) + sum(depths.get(id(node), 1) for node in targets.values())
-    if depth > MAX_REFERENCE_DEPTH:
+    if refs and depth > MAX_REFERENCE_DEPTH:
         raise ValueError(
             f"what its references lead to is {depth} levels deep together, "
             f"more than {MAX_REFERENCE_DEPTH}"
