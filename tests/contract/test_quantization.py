@@ -133,25 +133,58 @@ def test_native_products_are_those_of_the_reference(
     x = draw(300, in_size, dtype=dtype, seed=2)
     native = NativeLinear.pack_quantized(weight, bias, dtype=dtype, library=library)
     exact = functional.linear(x.double(), weight.dequantize(torch.float32).double(), bias.double())
-    # Each result is rounded once, and for more than four rows each weight: a random walk.
+    # Each result is rounded once, and for more than eight rows each weight: a random walk.
     rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-23
     tolerance = exact.abs() * rounding + 8 * rounding * in_size**0.5 + in_size * 2.0**-20
-    for num_rows in (1, 2, 3, 4, 5, 16, 17, 33, 70, 300):
+    for num_rows in (*range(1, 10), 16, 17, 33, 70, 300):
         error = (native(x[:num_rows]).double() - exact[:num_rows]).abs()
         assert (error <= tolerance[:num_rows]).all(), num_rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_depends_on_others_only_by_whether_they_are_more_than_four(
+def test_a_row_depends_on_others_only_by_whether_they_are_more_than_eight(
     library: Library, method: QuantizationMethod, dtype: torch.dtype
 ) -> None:
     weight = method.quantize(draw(96, 160))
     native = NativeLinear.pack_quantized(weight, None, dtype=dtype, library=library)
     x = draw(70, 160, dtype=dtype, seed=2)
-    for num_rows in (1, 2, 3):
-        assert torch.equal(native(x[:num_rows]), native(x[:4])[:num_rows])
-    for num_rows in (5, 16, 17, 33, 64):
+    for num_rows in range(1, 8):
+        assert torch.equal(native(x[:num_rows]), native(x[:8])[:num_rows])
+    for num_rows in (9, 16, 17, 33, 64):
         assert torch.equal(native(x[:num_rows]), native(x)[:num_rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_nan_or_an_infinity_ends_in_its_row_and_nowhere_else(
+    library: Library, method: QuantizationMethod, dtype: torch.dtype
+) -> None:
+    native = NativeLinear.pack_quantized(
+        method.quantize(draw(48, 96)), None, dtype=dtype, library=library
+    )
+    for num_rows in (1, 8, 20):
+        x = draw(num_rows, 96, dtype=dtype, seed=2)
+        for value in (torch.nan, torch.inf, -torch.inf):
+            x[num_rows // 2, 40] = value
+            is_finite = native(x).isfinite()
+            assert not is_finite[num_rows // 2].any()
+            assert is_finite.sum() == 48 * (num_rows - 1)
+
+
+@pytest.mark.parametrize("factor", [1e-37, 1e-30, 1e-5, 1e30])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_any_size_and_with_outliers_lose_at_most_a_16_bit_step_of_their_group(
+    library: Library, method: QuantizationMethod, dtype: torch.dtype, factor: float
+) -> None:
+    weight = method.quantize(draw(48, 96))
+    native = NativeLinear.pack_quantized(weight, None, dtype=dtype, library=library)
+    x = draw(5, 96, dtype=torch.float32, seed=2)
+    x[:, ::GROUP_SIZE] *= 1000
+    x = (x * factor).to(dtype)
+    exact = functional.linear(x.double(), weight.dequantize(torch.float32).double())
+    largest = x.double().abs().max()
+    lost = GROUP_SIZE**0.5 * 8 * 2.0**-15 * largest + 1e-33
+    rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-20
+    assert ((native(x).double() - exact).abs() <= lost + rounding * exact.abs()).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,7 +1,7 @@
 """A linear layer computed by the native library over a weight packed once (csrc/gemm.h).
 
 With a plain weight a row's result is equal to the bit whatever other rows there are. A quantized
-one is multiplied as it is by up to four rows and rounded to the rows' dtype for more, so there the
+one is multiplied as it is by up to eight rows and rounded to the rows' dtype for more, so there the
 results of the two differ by roundings.
 """
 

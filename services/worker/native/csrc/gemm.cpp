@@ -316,7 +316,7 @@ void run_plain(const Product& product, Inputs<T> x) {
 }
 
 // Memory of a thread that starts at a cache line.
-uint8_t* scratch(size_t bytes) {
+void* scratch(size_t bytes) {
     static thread_local std::vector<uint8_t> buffer;
     if (buffer.size() < bytes + 64) buffer.resize(bytes + 64);
     const auto address = reinterpret_cast<uintptr_t>(buffer.data());
@@ -331,7 +331,7 @@ void run_widened(const Product& product, Inputs<T> x) {
     const size_t panel_bytes = linear.num_steps * sizeof(Step);
     parallel_for(tiles.count(), [&](int64_t index, int) {
         const Tile tile = tiles.at(index);
-        uint8_t* const panels = scratch(tile.num_panels * panel_bytes);
+        auto* const panels = static_cast<uint8_t*>(scratch(tile.num_panels * panel_bytes));
         for (int64_t p = 0; p < tile.num_panels; ++p) {
             widen_panel<Stored, Step>(linear.panel(tile.first_panel + p), panels + p * panel_bytes,
                                       linear.num_steps);
@@ -340,64 +340,94 @@ void run_widened(const Product& product, Inputs<T> x) {
     });
 }
 
-template <class T, class Stored>
-void direct_panel_rows(int64_t rows, Inputs<T> x, const float* step_sums, const uint8_t* panel,
-                       int64_t num_steps, float* sums) {
-    const auto run = [&]<int kRows>(std::integral_constant<int, kRows>) {
-        direct_panel<Stored, kRows>(x.data, x.stride, step_sums, panel, num_steps, sums,
-                                    kSumsStride);
+// Rows whose sums are kept in registers at once.
+constexpr int64_t kDirectRows = 4;
+static_assert(kMaxDirectRows <= kBlockRows);
+
+// sums[rows][kLanes] of one panel, which stays in the first-level cache.
+template <class Stored, class Rows>
+void direct_panel_rows(int64_t rows, const Rows& x, const uint8_t* panel, int64_t num_steps,
+                       float* sums) {
+    const auto run = [&]<int kRows>(std::integral_constant<int, kRows>, int64_t first) {
+        direct_panel<Stored, kRows>(x.from(first, num_steps), panel, num_steps,
+                                    sums + first * kSumsStride, kSumsStride);
     };
-    static_assert(kMaxDirectRows == 4);
-    switch (rows) {
-        case 1: return run(std::integral_constant<int, 1>());
-        case 2: return run(std::integral_constant<int, 2>());
-        case 3: return run(std::integral_constant<int, 3>());
-        default: return run(std::integral_constant<int, 4>());
+    int64_t first = 0;
+    for (; rows - first >= kDirectRows; first += kDirectRows) {
+        run(std::integral_constant<int, kDirectRows>(), first);
+    }
+    switch (rows - first) {
+        case 1: return run(std::integral_constant<int, 1>(), first);
+        case 2: return run(std::integral_constant<int, 2>(), first);
+        case 3: return run(std::integral_constant<int, 3>(), first);
     }
 }
 
 // Few rows are multiplied with the weights as they are stored.
-template <class T, class Stored>
-void run_direct(const Product& product, Inputs<T> x) {
+template <class Stored, class Rows>
+void run_direct(const Product& product, const Rows& x) {
     const Linear& linear = product.linear;
-    static thread_local std::vector<float> buffer;
-    buffer.resize(std::max<size_t>(buffer.size(), kMaxDirectRows * linear.num_steps));
-    float* const step_sums = buffer.data();
-    for (int64_t row = 0; row < product.rows; ++row) {
-        sum_steps(x.data + row * x.stride, linear.num_steps, step_sums + row * linear.num_steps);
-    }
     const Tiles tiles(product);
     parallel_for(tiles.count(), [&](int64_t index, int) {
         const Tile tile = tiles.at(index);
         alignas(64) float sums[kMaxDirectRows * kSumsStride];
         for (int64_t p = 0; p < tile.num_panels; ++p) {
-            direct_panel_rows<T, Stored>(product.rows, x, step_sums,
-                                         linear.panel(tile.first_panel + p), linear.num_steps,
-                                         sums + p * kLanes);
+            direct_panel_rows<Stored>(product.rows, x, linear.panel(tile.first_panel + p),
+                                      linear.num_steps, sums + p * kLanes);
         }
         write(product, sums, tile);
     });
 }
+
+template <class T>
+void sum_rows(Inputs<T> x, int64_t rows, int64_t num_steps, float* sums) {
+    for (int64_t row = 0; row < rows; ++row) {
+        sum_steps(x.data + row * x.stride, num_steps, sums + row * num_steps);
+    }
+}
+
+template <class Stored>
+void run_direct(const Product& product, Inputs<float> x) {
+    const int64_t num_steps = product.linear.num_steps;
+    auto* const sums = static_cast<float*>(scratch(product.rows * num_steps * sizeof(float)));
+    sum_rows(x, product.rows, num_steps, sums);
+    run_direct<Stored>(product, FloatRows{x.data, x.stride, sums});
+}
+
+#if SL_LEVEL >= SL_AVX512_BF16
+template <class Stored>
+void run_direct(const Product& product, Inputs<bf16> x) {
+    const int64_t num_steps = product.linear.num_steps, count = product.rows * num_steps;
+    auto* const values =
+        static_cast<int16_t*>(scratch(count * (kGroup * sizeof(int16_t) + 2 * sizeof(float))));
+    auto* const scales = reinterpret_cast<float*>(values + count * kGroup);
+    float* const sums = scales + count;
+    sum_rows(x, product.rows, num_steps, sums);
+    for (int64_t i = 0; i < count; ++i) {
+        const bf16* const step = x.data + i / num_steps * x.stride + i % num_steps * kGroup;
+        scales[i] = to_fixed(step, values + i * kGroup);
+    }
+    run_direct<Stored>(product, FixedRows{values, scales, sums});
+}
+#endif
 
 template <class Stored>
 void run_quantized(const Product& product) {
     const bool is_direct = product.rows <= kMaxDirectRows;
     if (!product.linear.is_bf16) {
         const auto x = widened<float, float>(product);
-        if (is_direct) return run_direct<float, Stored>(product, x);
+        if (is_direct) return run_direct<Stored>(product, x);
         return run_widened<float, Stored, FloatStep>(product, x);
     }
     if constexpr (kHasBf16Kernels) {
-        if (!is_direct) {
-            return run_widened<bf16, Stored, Bf16Step>(product, widened<bf16, bf16>(product));
-        }
-        if constexpr (std::is_same_v<Stored, Int4Step>) {
-            return run_direct<bf16, Stored>(product, widened<bf16, bf16>(product));
-        }
+        const auto x = widened<bf16, bf16>(product);
+        if (is_direct) return run_direct<Stored>(product, x);
+        return run_widened<bf16, Stored, Bf16Step>(product, x);
+    } else {
+        const auto x = widened<float, bf16>(product);
+        if (is_direct) return run_direct<Stored>(product, x);
+        return run_widened<float, Stored, FloatStep>(product, x);
     }
-    const auto x = widened<float, bf16>(product);
-    if (is_direct) return run_direct<float, Stored>(product, x);
-    return run_widened<float, Stored, FloatStep>(product, x);
 }
 
 void run(const Product& product) {

@@ -12,7 +12,7 @@ namespace sl {
 // A packed weight with its optional bias. Made and destroyed through `sl_linear_*`.
 struct Linear;
 
-constexpr int64_t kMaxDirectRows = 4;
+constexpr int64_t kMaxDirectRows = 8;
 
 // out[rows, out_size] = x[rows, in_size] @ weight^T + bias.
 //

@@ -30,10 +30,10 @@ struct Bf16Step {
     bf16 pairs[kGroup / 2][kLanes][2];
 };
 
-// w[lane][k] = scale[lane] * values[k][lane]; scales are float16.
+// w[lane][2 i + j] = scale[lane] * pairs[i][lane][j]; scales are float16.
 struct Int8Step {
     uint16_t scale[kLanes];
-    int8_t values[kGroup][kLanes];
+    int8_t pairs[kGroup / 2][kLanes][2];
 };
 
 // w[lane][k] = scale[lane] * v + least[lane] with v in 0..15; scale and least are float16. Word c of

@@ -100,7 +100,7 @@ void pack_int8(Linear& linear, const int8_t* values, const uint16_t* scales) {
                 steps[s].scale[lane] = scales[row * linear.num_steps + s];
             }
             for (int64_t i = 0; i < linear.in_size; ++i) {
-                steps[i / kGroup].values[i % kGroup][lane] = values[row * linear.in_size + i];
+                steps[i / kGroup].pairs[i % kGroup / 2][lane][i % 2] = values[row * linear.in_size + i];
             }
         }
     });
@@ -140,7 +140,7 @@ float weight_at(const Bf16Step& step, int input, int lane) {
     return to_float(step.pairs[input / 2][lane][input % 2]);
 }
 float weight_at(const Int8Step& step, int input, int lane) {
-    return half_to_float(step.scale[lane]) * step.values[input][lane];
+    return half_to_float(step.scale[lane]) * step.pairs[input / 2][lane][input % 2];
 }
 float weight_at(const Int4Step& step, int input, int lane) {
     const uint32_t value = step.words[input / 8][lane] >> (input % 8 / 2 * 4 + input % 2 * 16) & 15;
