@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 
 from services.common.sampling import SamplingParams
 from services.offline import LLM, LLMOptions, Output
+from services.worker.native.library import usable_cores
 from tests.tiny_models import make_tiny_model
 
 PROMPTS = [[*range(20, 20 + length), 200 + length] for length in (1, 4, 15, 16, 33, 60)]
@@ -45,6 +49,25 @@ def alone(model_dir: Path) -> list[list[list[int]]]:
         assert llm.trace.most_rows == 1
     assert all(len({tuple(ids) for ids in choices}) == NUM_CHOICES for choices in outputs)
     return outputs
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Other processes want every core, in bursts: threads lose theirs in the middle of a tile."""
+    burst = (
+        "import time\n"
+        "while True:\n"
+        "    until = time.perf_counter() + 0.002\n"
+        "    while time.perf_counter() < until: pass\n"
+        "    time.sleep(0.0005)\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", burst]) for _ in range(usable_cores() + 1)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def drawn(outputs: list[Output]) -> list[list[list[int]]]:
@@ -95,3 +118,12 @@ def test_draws_are_equal_with_a_cold_and_a_hot_prefix_cache(
     assert drawn(hot) == alone
     assert roomy.load.prefix_hits > hits
     assert hot[-1].choices[0].finished.usage.cached_tokens == 56
+
+
+def test_draws_are_equal_while_other_processes_take_the_cores(
+    roomy: LLM, alone: list[list[list[int]]]
+) -> None:
+    with busy_cores():
+        for _ in range(10):
+            roomy.reset_prefix_cache()
+            assert drawn(roomy.generate(PROMPTS, DRAWN, n=NUM_CHOICES)) == alone

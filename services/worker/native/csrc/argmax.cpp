@@ -53,7 +53,7 @@ int64_t place_of(const T* line, int64_t size, float wanted) {
 
 template <class T>
 void argmax(const T* logits, int64_t lines, int64_t size, int64_t stride, int64_t* places, float* values) {
-    parallel_for(lines, [&](int64_t index, int) {
+    parallel_for(lines, [&](int64_t index) {
         const T* line = logits + index * stride;
         values[index] = greatest_of(line, size);
         places[index] = place_of(line, size, values[index]);

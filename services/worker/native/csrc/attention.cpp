@@ -7,10 +7,7 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "pool.h"
@@ -26,10 +23,6 @@ constexpr int kRowsSplit = 16;   // blocks of at most so many rows are split by 
 constexpr int kTilesPerThread = 4;
 constexpr int kKeysAhead = 256;  // of the next tile: they and those at work fit the second-level cache
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-struct FreeDeleter {
-    void operator()(void* p) const { std::free(p); }
-};
 
 float exp_of(float x) { return vexp(splat(x))[0]; }
 
@@ -250,9 +243,9 @@ void attend_block(const Attention& a, const AttentionBlock& b, const AttentionSt
     const int size = padded_size(a);
     Chunk chunk;
     chunk.size = size;
-    chunk.keys = static_cast<float*>(thread_scratch(0, int64_t{2} * size * kChunk * 4));
+    chunk.keys = static_cast<float*>(thread_scratch(Scratch::kKernel, int64_t{2} * size * kChunk * 4));
     chunk.values = chunk.keys + size * kChunk;
-    float* queries = static_cast<float*>(thread_scratch(1, int64_t{rows} * (2 * size + 2) * 4 + 64));
+    float* queries = static_cast<float*>(thread_scratch(Scratch::kQueries, int64_t{rows} * (2 * size + 2) * 4));
     const AttentionState part{queries + int64_t{rows} * 2 * size, queries + int64_t{rows} * (2 * size + 1),
                               queries + int64_t{rows} * size};
     const int64_t first_token = a.query_start_loc[b.request] + b.first_query;
@@ -273,7 +266,7 @@ void attend_block(const Attention& a, const AttentionBlock& b, const AttentionSt
 
 // ---- the plan ----
 
-// Blocks that lie side by side in `Plan::blocks` and whose states are merged by whoever ends last.
+// Blocks that lie side by side in `Plan::blocks` and whose states are merged when all are there.
 struct Split {
     int32_t first_block;
     int32_t num_blocks;
@@ -281,12 +274,9 @@ struct Split {
 
 struct Plan {
     std::vector<AttentionBlock> blocks;
-    std::vector<int32_t> tiles;     // first block of each, and the end: what a thread claims at once
-    std::vector<int32_t> split_of;  // per block; -1 = whole
+    std::vector<int32_t> tiles;  // first block of each, and the end: what a thread claims at once
+    std::vector<bool> is_split;  // per block
     std::vector<Split> splits;
-    std::vector<float> partial;  // states of split blocks, kRowsSplit rows each
-    std::unique_ptr<std::atomic<int32_t>[]> num_left;
-    size_t num_left_capacity = 0;
 
     int64_t num_tiles() const { return static_cast<int64_t>(tiles.size()) - 1; }
 };
@@ -307,7 +297,7 @@ void add_request(const Attention& a, int32_t request, Plan& plan) {
             if (!is_split) {
                 if (head == 0 || !is_claimed_whole) plan.tiles.push_back(plan.blocks.size());
                 plan.blocks.push_back({request, head, first, last, first_key, last_key});
-                plan.split_of.push_back(-1);
+                plan.is_split.push_back(false);
                 continue;
             }
             Split split{static_cast<int32_t>(plan.blocks.size()), 0};
@@ -315,7 +305,7 @@ void add_request(const Attention& a, int32_t request, Plan& plan) {
                 const int end = std::min(last_key, (key / kPart + 1) * kPart);
                 plan.tiles.push_back(plan.blocks.size());
                 plan.blocks.push_back({request, head, first, last, key, end});
-                plan.split_of.push_back(static_cast<int32_t>(plan.splits.size()));
+                plan.is_split.push_back(true);
                 ++split.num_blocks;
             }
             plan.splits.push_back(split);
@@ -326,29 +316,32 @@ void add_request(const Attention& a, int32_t request, Plan& plan) {
 void make_plan(const Attention& a, Plan& plan) {
     plan.blocks.clear();
     plan.tiles.clear();
-    plan.split_of.clear();
+    plan.is_split.clear();
     plan.splits.clear();
     for (int32_t request = 0; request < a.num_reqs; ++request) add_request(a, request, plan);
     plan.tiles.push_back(plan.blocks.size());
-    if (plan.splits.size() > plan.num_left_capacity) {
-        plan.num_left_capacity = plan.splits.size() * 2;
-        plan.num_left = std::make_unique<std::atomic<int32_t>[]>(plan.num_left_capacity);
-    }
-    for (size_t i = 0; i < plan.splits.size(); ++i) plan.num_left[i] = plan.splits[i].num_blocks;
-    if (!plan.splits.empty()) {
-        plan.partial.resize(plan.blocks.size() * kRowsSplit * (padded_size(a) + 2));
-    }
 }
 
-AttentionState partial_state(const Attention& a, Plan& plan, int64_t block) {
-    float* base = plan.partial.data() + block * kRowsSplit * (padded_size(a) + 2);
-    return {base, base + kRowsSplit, base + 2 * kRowsSplit};
+int num_rows_of(const Attention& a, const AttentionBlock& b) {
+    return (b.last_query - b.first_query) * (a.num_heads / a.num_kv_heads);
+}
+
+int64_t state_floats(const Attention& a, int rows) { return int64_t{rows} * (padded_size(a) + 2); }
+
+AttentionState state_at(const Attention& a, float* memory, int rows) {
+    const int64_t size = padded_size(a);
+    return {memory + rows * size, memory + rows * (size + 1), memory};
+}
+
+// Where the states of split blocks are, kRowsSplit rows each.
+AttentionState partial_state(const Attention& a, float* partial, int64_t block) {
+    return state_at(a, partial + block * state_floats(a, kRowsSplit), kRowsSplit);
 }
 
 template <class T>
 void write_out(const Attention& a, const AttentionBlock& b, const AttentionState& state) {
     const int group = a.num_heads / a.num_kv_heads;
-    const int rows = (b.last_query - b.first_query) * group;
+    const int rows = num_rows_of(a, b);
     const int size = padded_size(a);
     const int64_t first_token = a.query_start_loc[b.request] + b.first_query;
     for (int row = 0; row < rows; ++row) {
@@ -371,43 +364,62 @@ void compute_block(const Attention& a, const AttentionBlock& b, const AttentionS
     }
 }
 
-template <class T>
-void run_block(const Attention& a, Plan& plan, int64_t index, Ahead& ahead) {
-    const AttentionBlock& block = plan.blocks[index];
-    const int split_index = plan.split_of[index];
-    if (split_index < 0) {
-        const int rows = (block.last_query - block.first_query) * (a.num_heads / a.num_kv_heads);
-        const int size = padded_size(a);
-        float* memory = static_cast<float*>(thread_scratch(2, int64_t{rows} * (size + 2) * 4 + 64));
-        const AttentionState state{memory + int64_t{rows} * size, memory + int64_t{rows} * (size + 1), memory};
-        compute_block<T>(a, block, state, ahead);
-        write_out<T>(a, block, state);
-        return;
-    }
-    compute_block<T>(a, block, partial_state(a, plan, index), ahead);
-    if (plan.num_left[split_index].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    const Split& split = plan.splits[split_index];
-    const int rows = (block.last_query - block.first_query) * (a.num_heads / a.num_kv_heads);
-    const AttentionState whole = partial_state(a, plan, split.first_block);
-    for (int i = 1; i < split.num_blocks; ++i) {
-        merge(whole, partial_state(a, plan, split.first_block + i), rows, padded_size(a));
-    }
-    write_out<T>(a, block, whole);
-}
-
 // What a tile begins with; nothing of one with many rows, which is busy for long with what it reads.
 Ahead ahead_of(const Attention& a, const Plan& plan, int64_t tile) {
     if (tile >= plan.num_tiles()) return Ahead(a, 0, 0, 1, 0, 0);
     const AttentionBlock& block = plan.blocks[plan.tiles[tile]];
-    const bool is_small = (block.last_query - block.first_query) * (a.num_heads / a.num_kv_heads) <= kRowsSplit;
+    const bool is_small = num_rows_of(a, block) <= kRowsSplit;
     return Ahead(a, block.request, block.kv_head, plan.tiles[tile + 1] - plan.tiles[tile], block.first_key,
                  is_small ? std::min(block.last_key - block.first_key, kKeysAhead) : 0);
 }
 
 template <class T>
-void run_tile(const Attention& a, Plan& plan, int64_t tile) {
+void run_tile(const Attention& a, const Plan& plan, float* partial, int64_t tile, Claim& claim) {
+    const int32_t first = plan.tiles[tile], last = plan.tiles[tile + 1];
+    int64_t floats = 0;
+    for (int32_t b = first; b < last; ++b) floats += state_floats(a, num_rows_of(a, plan.blocks[b]));
+    auto* const memory = static_cast<float*>(thread_scratch(Scratch::kStates, floats * 4));
+    const auto each_block = [&](auto body) {
+        float* next = memory;
+        for (int32_t b = first; b < last; ++b) {
+            const int rows = num_rows_of(a, plan.blocks[b]);
+            body(b, rows, state_at(a, next, rows));
+            next += state_floats(a, rows);
+        }
+    };
     Ahead ahead = ahead_of(a, plan, tile + num_threads());  // a guess: what this thread claims next
-    for (int32_t block = plan.tiles[tile]; block < plan.tiles[tile + 1]; ++block) run_block<T>(a, plan, block, ahead);
+    each_block([&](int32_t b, int, const AttentionState& state) {
+        compute_block<T>(a, plan.blocks[b], state, ahead);
+    });
+    if (!claim.may_write()) return;
+    each_block([&](int32_t b, int rows, const AttentionState& state) {
+        if (!plan.is_split[b]) return write_out<T>(a, plan.blocks[b], state);
+        const AttentionState kept = partial_state(a, partial, b);
+        std::copy_n(state.values, int64_t{rows} * padded_size(a), kept.values);
+        std::copy_n(state.greatest, rows, kept.greatest);
+        std::copy_n(state.sum, rows, kept.sum);
+    });
+}
+
+template <class T>
+void merge_split(const Attention& a, const Plan& plan, float* partial, const Split& split) {
+    const AttentionBlock& block = plan.blocks[split.first_block];
+    const AttentionState whole = partial_state(a, partial, split.first_block);
+    for (int i = 1; i < split.num_blocks; ++i) {
+        merge(whole, partial_state(a, partial, split.first_block + i), num_rows_of(a, block), padded_size(a));
+    }
+    write_out<T>(a, block, whole);
+}
+
+template <class T>
+void attend_as(const Attention& a, const Plan& plan) {
+    float* partial = nullptr;
+    if (!plan.splits.empty()) {
+        const int64_t floats = plan.blocks.size() * state_floats(a, kRowsSplit);
+        partial = static_cast<float*>(shared_scratch(Shared::kPartial, floats * 4));
+    }
+    parallel_for_twice(plan.num_tiles(), [&](int64_t tile, Claim& claim) { run_tile<T>(a, plan, partial, tile, claim); });
+    parallel_for(plan.splits.size(), [&](int64_t i) { merge_split<T>(a, plan, partial, plan.splits[i]); });
 }
 
 template <class T>
@@ -415,7 +427,7 @@ void write_kv_as(const Attention& a) {
     const int64_t size = int64_t{a.num_kv_heads} * a.head_size;
     const int64_t num_tokens = a.query_start_loc[a.num_reqs];
     constexpr int64_t kTokens = 32;
-    parallel_for((num_tokens + kTokens - 1) / kTokens, [&](int64_t tile, int) {
+    parallel_for((num_tokens + kTokens - 1) / kTokens, [&](int64_t tile) {
         const int64_t end = std::min(num_tokens, (tile + 1) * kTokens);
         for (int64_t token = tile * kTokens; token < end; ++token) {
             const int64_t place = a.slot_mapping[token] * size;
@@ -429,32 +441,14 @@ void write_kv_as(const Attention& a) {
 
 }  // namespace
 
-void* thread_scratch(int slot, int64_t num_bytes) {
-    struct Memory {
-        std::unique_ptr<void, FreeDeleter> data;
-        int64_t size = 0;
-    };
-    thread_local Memory memory[4];
-    Memory& found = memory[slot];
-    if (found.size < num_bytes) {
-        found.size = (num_bytes * 2 + 63) / 64 * 64;
-        found.data.reset();
-        found.data.reset(std::aligned_alloc(64, found.size));
-    }
-    return found.data.get();
-}
-
 void write_kv(const Attention& a) {
     a.is_bf16 ? write_kv_as<bf16>(a) : write_kv_as<float>(a);
 }
 
 void attend(const Attention& a) {
-    thread_local Plan plans;  // the vectors keep their memory from call to call
-    Plan& plan = plans;
+    thread_local Plan plan;  // the vectors keep their memory from call to call
     make_plan(a, plan);
-    parallel_for(plan.num_tiles(), [&](int64_t tile, int) {
-        a.is_bf16 ? run_tile<bf16>(a, plan, tile) : run_tile<float>(a, plan, tile);
-    });
+    a.is_bf16 ? attend_as<bf16>(a, plan) : attend_as<float>(a, plan);
 }
 
 #if SL_LEVEL < SL_AMX

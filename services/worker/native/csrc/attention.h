@@ -64,9 +64,6 @@ struct AttentionState {
     float* values;    // [rows, head_size], not divided by sum
 };
 
-// Memory of a thread, kept from one block to the next; 64-byte aligned. Slots 0 to 3 are apart.
-void* thread_scratch(int slot, int64_t num_bytes);
-
 inline int32_t query_length(const Attention& a, int32_t request) {
     return a.query_start_loc[request + 1] - a.query_start_loc[request];
 }

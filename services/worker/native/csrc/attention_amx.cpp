@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "pool.h"
+
 namespace sl {
 namespace {
 
@@ -45,7 +47,7 @@ Work make_work(int rows, int head_size) {
     };
     int64_t total = 0;
     for (const int size : sizes) total += round_up(size, 64);
-    char* next = static_cast<char*>(thread_scratch(0, total));
+    char* next = static_cast<char*>(thread_scratch(Scratch::kKernel, total));
     char* starts[7];
     for (int i = 0; i < 7; ++i) {
         starts[i] = next;

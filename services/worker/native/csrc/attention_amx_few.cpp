@@ -12,6 +12,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "pool.h"
+
 namespace sl {
 namespace {
 
@@ -46,7 +48,7 @@ Work make_work(int head_size) {
                          kFewRows * kKeys * 4, kFewRows * kKeys * 2, kFewRows * w.value_dims * 4};
     int64_t total = 0;
     for (const int size : sizes) total += size;
-    char* next = static_cast<char*>(thread_scratch(0, total));
+    char* next = static_cast<char*>(thread_scratch(Scratch::kKernel, total));
     char* starts[6];
     for (int i = 0; i < 6; ++i) {
         starts[i] = next;

@@ -75,7 +75,7 @@ struct Buffers {
         const int64_t rest_bytes = std::max<int64_t>(qkv_bytes + tokens * attended_size * sizeof(T),
                                                      tokens * d.intermediate_size * sizeof(T));
         char* memory = static_cast<char*>(
-            thread_scratch(3, residual_bytes + rotation_bytes + normed_bytes + rest_bytes));
+            shared_scratch(Shared::kStep, residual_bytes + rotation_bytes + normed_bytes + rest_bytes));
         residual = reinterpret_cast<float*>(memory);
         rotations = reinterpret_cast<float*>(memory += residual_bytes);
         normed = reinterpret_cast<T*>(memory += rotation_bytes);
@@ -89,19 +89,19 @@ void embed(const Decoder& d, const DecoderStep& step, int64_t tokens, const Buff
     const int size = d.hidden_size;
     const T* table = static_cast<const T*>(d.embedding);
     if (!table) linear_lookup(*d.head, step.input_ids, tokens, buffers.normed, size);
-    for (int64_t token = 0; token < tokens; ++token) {
+    each_row(tokens, size, [&](int64_t token) {
         const T* source = table ? table + step.input_ids[token] * size : buffers.normed + token * size;
         float* target = buffers.residual + token * size;
         for (int i = 0; i < size; ++i) target[i] = to_float(source[i]);
-    }
+    });
 }
 
 template <class T>
-void attend_layer(const Decoder& d, const DecoderStep& step, int index, int64_t tokens,
+void attend_layer(const Decoder& d, const DecoderStep& step, int index, int64_t tokens, const T* normed,
                   const Buffers<T>& buffers) {
     const DecoderLayer& layer = d.layers[index];
     const int64_t stride = int64_t{d.num_heads + 2 * d.num_kv_heads} * d.head_size;
-    linear_run(*layer.qkv, buffers.normed, d.hidden_size, tokens, buffers.qkv, stride);
+    linear_run(*layer.qkv, normed, d.hidden_size, tokens, buffers.qkv, stride);
     Attention attention = *step.attention;
     attention.keys = step.kv_caches[index];
     attention.values = static_cast<char*>(attention.keys) + step.values_offset;
@@ -117,24 +117,36 @@ void attend_layer(const Decoder& d, const DecoderStep& step, int index, int64_t 
     attend(attention);
 }
 
+// Runs in all threads of the pool at once.
 template <class T>
 void forward(const Decoder& d, const DecoderStep& step) {
     const int64_t tokens = step.attention->query_start_loc[step.attention->num_reqs];
     const int64_t size = d.hidden_size;
     const Buffers<T> buffers(d, tokens);
     const auto norm = [&](const void* weight, T* out) {
-        rms_norm(buffers.residual, size, static_cast<const T*>(weight), d.eps, tokens, d.hidden_size, out, size);
+        rms_norm(buffers.residual, static_cast<const T*>(weight), d.eps, tokens, d.hidden_size, out);
+    };
+    const auto normed = [&](const void* weight) -> const T* {
+        if (tokens * size > kElementsOfTile) {
+            norm(weight, buffers.normed);
+            return buffers.normed;
+        }
+        // So little each thread computes for itself: nobody waits for another.
+        T* const own = static_cast<T*>(thread_scratch(Scratch::kNormed, tokens * size * sizeof(T)));
+        if (!is_late()) {
+            rms_norm_alone(buffers.residual, static_cast<const T*>(weight), d.eps, tokens, d.hidden_size, own);
+        }
+        return own;
     };
     rotations(step.positions, tokens, d.frequencies, d.rotary_dim / 2, buffers.rotations);
     embed(d, step, tokens, buffers);
     for (int index = 0; index < d.num_layers; ++index) {
         const DecoderLayer& layer = d.layers[index];
-        norm(layer.attention_norm, buffers.normed);
-        attend_layer(d, step, index, tokens, buffers);
+        attend_layer(d, step, index, tokens, normed(layer.attention_norm), buffers);
         linear_run_add_float(*layer.out, buffers.attended, int64_t{d.num_heads} * d.head_size, tokens,
                              buffers.residual, size);
-        norm(layer.mlp_norm, buffers.normed);
-        linear_run_gated(*layer.gate_up, buffers.normed, size, tokens, buffers.inner, d.intermediate_size);
+        linear_run_gated(*layer.gate_up, normed(layer.mlp_norm), size, tokens, buffers.inner,
+                         d.intermediate_size);
         linear_run_add_float(*layer.down, buffers.inner, d.intermediate_size, tokens, buffers.residual, size);
     }
     norm(d.norm, static_cast<T*>(step.hidden));
@@ -146,6 +158,8 @@ void forward(const Decoder& d, const DecoderStep& step) {
 extern "C" {
 
 SL_EXPORT void sl_decoder_forward(const sl::Decoder* decoder, const sl::DecoderStep* step) {
-    decoder->is_bf16 ? sl::forward<sl::bf16>(*decoder, *step) : sl::forward<float>(*decoder, *step);
+    sl::together([&] {
+        decoder->is_bf16 ? sl::forward<sl::bf16>(*decoder, *step) : sl::forward<float>(*decoder, *step);
+    });
 }
 }

@@ -59,11 +59,9 @@ Inputs<T> widened(const Product& product) {
     if constexpr (std::is_same_v<T, From>) {
         if (linear.in_size % kGroup == 0) return {x, product.x_stride};
     }
-    static thread_local std::vector<T> buffer;
     const int64_t stride = linear.num_steps * kGroup;
-    buffer.resize(std::max<size_t>(buffer.size(), product.rows * stride));
-    T* const rows = buffer.data();
-    parallel_for(product.rows, [&](int64_t row, int) {
+    T* const rows = static_cast<T*>(shared_scratch(Shared::kRows, product.rows * stride * sizeof(T)));
+    parallel_for(product.rows, [&](int64_t row) {
         const From* from = x + row * product.x_stride;
         T* to = rows + row * stride;
         for (int64_t i = 0; i < linear.in_size; ++i) to[i] = from_float<T>(to_float(from[i]));
@@ -92,6 +90,9 @@ public:
     }
 
     int64_t count() const { return divide_up(rows_, tile_rows_) * divide_up(panels_, tile_panels_); }
+
+    // Whether each of them is one block.
+    bool are_blocks() const { return tile_rows_ <= kBlockRows && tile_panels_ <= kBlockPanels; }
 
     // Tiles of the same panels follow one another.
     Tile at(int64_t index) const {
@@ -284,59 +285,68 @@ void write(const Product& product, const float* sums, const Tile& block) {
     }
 }
 
-// Products of a tile's rows and panels; `panels` are those of the tile, of Step.
-template <class T, class Step>
-void run_tile(const Product& product, Inputs<T> x, const Tile& tile, const Panels& panels) {
-    Multiplier multiplier;
-    alignas(64) float sums[kBlockRows * kSumsStride];
+// Calls body(block, its panels) for the blocks of a tile; `panels` are those of the tile.
+template <class Body>
+void each_block(const Tile& tile, const Panels& panels, Body body) {
     // Few rows stay in the first-level cache while all panels of the tile pass by.
     for (int64_t r = 0; r < tile.num_rows; r += kBlockRows) {
         for (int64_t p = 0; p < tile.num_panels; p += kBlockPanels) {
             const Tile block{tile.first_row + r, std::min(tile.num_rows - r, kBlockRows),
                              tile.first_panel + p,
                              std::min<int64_t>(tile.num_panels - p, kBlockPanels)};
-            multiplier.run<Step>({x.data + block.first_row * x.stride, x.stride}, block.num_rows,
-                                 {panels.data + p * panels.panel_bytes, panels.panel_bytes,
-                                  panels.num_steps},
-                                 static_cast<int>(block.num_panels), sums);
-            write(product, sums, block);
+            body(block, Panels{panels.data + p * panels.panel_bytes, panels.panel_bytes, panels.num_steps});
         }
+    }
+}
+
+// Products of a tile's rows and panels; the latter are of Step.
+template <class T, class Step>
+void run_tile(const Product& product, Inputs<T> x, const Tile& tile, const Panels& panels, Claim& claim) {
+    Multiplier multiplier;
+    alignas(64) float sums[kBlockRows * kSumsStride];
+    each_block(tile, panels, [&](const Tile& block, const Panels& of_block) {
+        multiplier.run<Step>({x.data + block.first_row * x.stride, x.stride}, block.num_rows, of_block,
+                             static_cast<int>(block.num_panels), sums);
+        if (claim.may_write()) write(product, sums, block);
+    });
+}
+
+// Runs body(tile, claim) for all tiles. Tiles of one block are written at once, so they may run twice.
+template <class Body>
+void each_tile(const Product& product, Body body) {
+    const Tiles tiles(product);
+    if (tiles.are_blocks()) {
+        parallel_for_twice(tiles.count(), [&](int64_t index, Claim& claim) { body(tiles.at(index), claim); });
+    } else {
+        parallel_for(tiles.count(), [&](int64_t index) {
+            Claim claim;
+            body(tiles.at(index), claim);
+        });
     }
 }
 
 template <class T, class Step>
 void run_plain(const Product& product, Inputs<T> x) {
     const Linear& linear = product.linear;
-    const Tiles tiles(product);
-    parallel_for(tiles.count(), [&](int64_t index, int) {
-        const Tile tile = tiles.at(index);
+    each_tile(product, [&](const Tile& tile, Claim& claim) {
         run_tile<T, Step>(product, x, tile,
-                          {linear.panel(tile.first_panel), linear.panel_bytes(), linear.num_steps});
+                          {linear.panel(tile.first_panel), linear.panel_bytes(), linear.num_steps}, claim);
     });
-}
-
-// Memory of a thread that starts at a cache line.
-void* scratch(size_t bytes) {
-    static thread_local std::vector<uint8_t> buffer;
-    if (buffer.size() < bytes + 64) buffer.resize(bytes + 64);
-    const auto address = reinterpret_cast<uintptr_t>(buffer.data());
-    return buffer.data() + (64 - address % 64) % 64;
 }
 
 // Each tile's panels of Stored steps become Step ones first.
 template <class T, class Stored, class Step>
 void run_widened(const Product& product, Inputs<T> x) {
     const Linear& linear = product.linear;
-    const Tiles tiles(product);
     const size_t panel_bytes = linear.num_steps * sizeof(Step);
-    parallel_for(tiles.count(), [&](int64_t index, int) {
-        const Tile tile = tiles.at(index);
-        auto* const panels = static_cast<uint8_t*>(scratch(tile.num_panels * panel_bytes));
+    each_tile(product, [&](const Tile& tile, Claim& claim) {
+        auto* const panels =
+            static_cast<uint8_t*>(thread_scratch(Scratch::kPanels, tile.num_panels * panel_bytes));
         for (int64_t p = 0; p < tile.num_panels; ++p) {
             widen_panel<Stored, Step>(linear.panel(tile.first_panel + p), panels + p * panel_bytes,
                                       linear.num_steps);
         }
-        run_tile<T, Step>(product, x, tile, {panels, panel_bytes, linear.num_steps});
+        run_tile<T, Step>(product, x, tile, {panels, panel_bytes, linear.num_steps}, claim);
     });
 }
 
@@ -367,15 +377,13 @@ void direct_panel_rows(int64_t rows, const Rows& x, const uint8_t* panel, int64_
 template <class Stored, class Rows>
 void run_direct(const Product& product, const Rows& x) {
     const Linear& linear = product.linear;
-    const Tiles tiles(product);
-    parallel_for(tiles.count(), [&](int64_t index, int) {
-        const Tile tile = tiles.at(index);
+    each_tile(product, [&](const Tile& tile, Claim& claim) {
         alignas(64) float sums[kMaxDirectRows * kSumsStride];
         for (int64_t p = 0; p < tile.num_panels; ++p) {
             direct_panel_rows<Stored>(product.rows, x, linear.panel(tile.first_panel + p),
                                       linear.num_steps, sums + p * kLanes);
         }
-        write(product, sums, tile);
+        if (claim.may_write()) write(product, sums, tile);
     });
 }
 
@@ -389,8 +397,9 @@ void sum_rows(Inputs<T> x, int64_t rows, int64_t num_steps, float* sums) {
 template <class Stored>
 void run_direct(const Product& product, Inputs<float> x) {
     const int64_t num_steps = product.linear.num_steps;
-    auto* const sums = static_cast<float*>(scratch(product.rows * num_steps * sizeof(float)));
-    sum_rows(x, product.rows, num_steps, sums);
+    auto* const sums =
+        static_cast<float*>(thread_scratch(Scratch::kRows, product.rows * num_steps * sizeof(float)));
+    if (!is_late()) sum_rows(x, product.rows, num_steps, sums);
     run_direct<Stored>(product, FloatRows{x.data, x.stride, sums});
 }
 
@@ -398,14 +407,16 @@ void run_direct(const Product& product, Inputs<float> x) {
 template <class Stored>
 void run_direct(const Product& product, Inputs<bf16> x) {
     const int64_t num_steps = product.linear.num_steps, count = product.rows * num_steps;
-    auto* const values =
-        static_cast<int16_t*>(scratch(count * (kGroup * sizeof(int16_t) + 2 * sizeof(float))));
+    auto* const values = static_cast<int16_t*>(
+        thread_scratch(Scratch::kRows, count * (kGroup * sizeof(int16_t) + 2 * sizeof(float))));
     auto* const scales = reinterpret_cast<float*>(values + count * kGroup);
     float* const sums = scales + count;
-    sum_rows(x, product.rows, num_steps, sums);
-    for (int64_t i = 0; i < count; ++i) {
-        const bf16* const step = x.data + i / num_steps * x.stride + i % num_steps * kGroup;
-        scales[i] = to_fixed(step, values + i * kGroup);
+    if (!is_late()) {
+        sum_rows(x, product.rows, num_steps, sums);
+        for (int64_t i = 0; i < count; ++i) {
+            const bf16* const step = x.data + i / num_steps * x.stride + i % num_steps * kGroup;
+            scales[i] = to_fixed(step, values + i * kGroup);
+        }
     }
     run_direct<Stored>(product, FixedRows{values, scales, sums});
 }

@@ -17,8 +17,8 @@ constexpr int64_t kMaxDirectRows = 8;
 // out[rows, out_size] = x[rows, in_size] @ weight^T + bias.
 //
 // x and out are of the linear's dtype (bfloat16 or float32); strides are in elements. Neither needs
-// an alignment, and nothing outside [rows, in_size] and [rows, out_size] is touched. Runs its own
-// parallel region, so it is called outside of one.
+// an alignment, and nothing outside [rows, in_size] and [rows, out_size] is touched. Runs
+// parallel regions, so it is called outside of a tile.
 void linear_run(const Linear& linear, const void* x, int64_t x_stride, int64_t rows, void* out,
                 int64_t out_stride);
 

@@ -77,7 +77,7 @@ bf16& place(Bf16Step& step, int64_t input, int lane) {
 
 template <class Step, class T>
 void pack(Linear& linear, const T* weight) {
-    parallel_for(linear.num_panels, [&](int64_t panel, int) {
+    parallel_for(linear.num_panels, [&](int64_t panel) {
         auto* steps = reinterpret_cast<Step*>(linear.data + panel * linear.panel_bytes());
         std::memset(static_cast<void*>(steps), 0, linear.panel_bytes());
         for (int lane = 0; lane < linear.num_lanes(panel); ++lane) {
@@ -91,7 +91,7 @@ void pack(Linear& linear, const T* weight) {
 
 // values[out_size][in_size] int8, scales[out_size][num_steps] float16.
 void pack_int8(Linear& linear, const int8_t* values, const uint16_t* scales) {
-    parallel_for(linear.num_panels, [&](int64_t panel, int) {
+    parallel_for(linear.num_panels, [&](int64_t panel) {
         auto* steps = reinterpret_cast<Int8Step*>(linear.data + panel * linear.panel_bytes());
         std::memset(steps, 0, linear.panel_bytes());
         for (int lane = 0; lane < linear.num_lanes(panel); ++lane) {
@@ -111,7 +111,7 @@ void pack_int8(Linear& linear, const int8_t* values, const uint16_t* scales) {
 void pack_int4(Linear& linear, const uint8_t* values, const uint16_t* scales,
                const uint16_t* leasts) {
     const int64_t row_bytes = divide_up(linear.in_size, 2);
-    parallel_for(linear.num_panels, [&](int64_t panel, int) {
+    parallel_for(linear.num_panels, [&](int64_t panel) {
         auto* steps = reinterpret_cast<Int4Step*>(linear.data + panel * linear.panel_bytes());
         std::memset(steps, 0, linear.panel_bytes());
         for (int lane = 0; lane < linear.num_lanes(panel); ++lane) {
@@ -150,7 +150,7 @@ float weight_at(const Int4Step& step, int input, int lane) {
 
 template <class Step, class T>
 void lookup(const Linear& linear, const int64_t* ids, int64_t num_ids, T* out, int64_t out_stride) {
-    parallel_for(num_ids, [&](int64_t index, int) {
+    parallel_for(num_ids, [&](int64_t index) {
         const auto* steps = reinterpret_cast<const Step*>(linear.panel(ids[index] / kLanes));
         const int lane = static_cast<int>(ids[index] % kLanes);
         for (int64_t i = 0; i < linear.in_size; ++i) {

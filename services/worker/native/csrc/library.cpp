@@ -4,15 +4,6 @@
 #include "isa.h"
 #include "pool.h"
 
-namespace {
-
-// Adds 1 to each of `values`, a tile each: lets a test see that every tile runs exactly once.
-void count_tile(void* context, int64_t tile, int) {
-    ++static_cast<int32_t*>(context)[tile];
-}
-
-}  // namespace
-
 extern "C" {
 
 // Returns 0 if the kernel refuses what the level needs; nothing else may be called then.
@@ -24,7 +15,27 @@ SL_EXPORT int sl_start(int num_threads) {
 
 SL_EXPORT int sl_num_threads() { return sl::num_threads(); }
 
-SL_EXPORT void sl_count_tiles(int32_t* counts, int64_t tiles) {
-    sl::parallel(tiles, count_tile, counts);
+// Runs `work(i)` for each of `counts`, a tile each, and then adds 1 to it: lets a test see that every
+// tile counts exactly once. With may_run_twice a tile may be taken over while `work` lasts. Then
+// `after` is called, by each thread that comes so far. `work` and `after` may be null.
+SL_EXPORT void sl_count_tiles(int32_t* counts, int64_t tiles, int may_run_twice, void (*work)(int64_t),
+                              void (*after)()) {
+    const auto run = [&](int64_t tile) {
+        if (work != nullptr) work(tile);
+    };
+    sl::together([&] {
+        if (may_run_twice) {
+            sl::parallel_for_twice(tiles, [&](int64_t tile, sl::Claim& claim) {
+                run(tile);
+                if (claim.may_write()) ++counts[tile];
+            });
+        } else {
+            sl::parallel_for(tiles, [&](int64_t tile) {
+                run(tile);
+                ++counts[tile];
+            });
+        }
+        if (after != nullptr) after();
+    });
 }
 }

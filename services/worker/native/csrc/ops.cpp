@@ -3,22 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "pool.h"
-
 namespace sl {
 namespace {
-
-constexpr int64_t kElementsOfTile = 16384;  // below it a region costs more than it saves
-
-// Calls body(row) for all rows, several to a tile.
-template <class Body>
-void each_row(int64_t rows, int64_t elements, Body&& body) {
-    const int64_t per_tile = std::max<int64_t>(kElementsOfTile / std::max<int64_t>(elements, 1), 1);
-    parallel_for((rows + per_tile - 1) / per_tile, [&](int64_t tile, int) {
-        const int64_t end = std::min(rows, (tile + 1) * per_tile);
-        for (int64_t row = tile * per_tile; row < end; ++row) body(row);
-    });
-}
 
 // Calls body(d, count) for the vectors of `size` elements; count < VF at the end only.
 template <class Body>
@@ -84,15 +70,19 @@ void rotate_and_write_as(const Attention& a, const Rotary& rotary) {
 }  // namespace
 
 template <class T>
-void rms_norm(const float* x, int64_t x_stride, const T* weight, float eps, int64_t rows, int size, T* out,
-              int64_t out_stride) {
-    each_row(rows, size, [&](int64_t row) {
-        norm_row(x + row * x_stride, weight, eps, size, out + row * out_stride);
-    });
+void rms_norm(const float* x, const T* weight, float eps, int64_t rows, int size, T* out) {
+    each_row(rows, size, [&](int64_t row) { norm_row(x + row * size, weight, eps, size, out + row * size); });
 }
 
-template void rms_norm(const float*, int64_t, const float*, float, int64_t, int, float*, int64_t);
-template void rms_norm(const float*, int64_t, const bf16*, float, int64_t, int, bf16*, int64_t);
+template <class T>
+void rms_norm_alone(const float* x, const T* weight, float eps, int64_t rows, int size, T* out) {
+    for (int64_t row = 0; row < rows; ++row) norm_row(x + row * size, weight, eps, size, out + row * size);
+}
+
+template void rms_norm(const float*, const float*, float, int64_t, int, float*);
+template void rms_norm(const float*, const bf16*, float, int64_t, int, bf16*);
+template void rms_norm_alone(const float*, const float*, float, int64_t, int, float*);
+template void rms_norm_alone(const float*, const bf16*, float, int64_t, int, bf16*);
 
 void rotations(const int64_t* positions, int64_t num_tokens, const float* frequencies, int num_frequencies,
                float* out) {

@@ -4,18 +4,35 @@
 // model's dtype: float or bf16.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "attention.h"
+#include "pool.h"
 #include "vec.h"
 
 namespace sl {
 
-// out[row] = x[row] / sqrt(mean(x[row]²) + eps) * weight, for `rows` rows of `size`; strides in
-// elements. Runs its own parallel region if there is enough to do.
+constexpr int64_t kElementsOfTile = 16384;  // below it a region costs more than it saves
+
+// Calls body(row) for all rows of so many elements in one region, several rows to a tile.
+template <class Body>
+void each_row(int64_t rows, int64_t elements, Body&& body) {
+    const int64_t per_tile = std::max<int64_t>(kElementsOfTile / std::max<int64_t>(elements, 1), 1);
+    parallel_for((rows + per_tile - 1) / per_tile, [&](int64_t tile) {
+        const int64_t end = std::min(rows, (tile + 1) * per_tile);
+        for (int64_t row = tile * per_tile; row < end; ++row) body(row);
+    });
+}
+
+// out[row] = x[row] / sqrt(mean(x[row]²) + eps) * weight, for `rows` rows of `size`, one below the
+// other.
 template <class T>
-void rms_norm(const float* x, int64_t x_stride, const T* weight, float eps, int64_t rows, int size, T* out,
-              int64_t out_stride);
+void rms_norm(const float* x, const T* weight, float eps, int64_t rows, int size, T* out);
+
+// The same by the calling thread alone, in no region.
+template <class T>
+void rms_norm_alone(const float* x, const T* weight, float eps, int64_t rows, int size, T* out);
 
 // Cosines, then sines, of positions[token] * frequencies[i]: [num_tokens][2][num_frequencies].
 void rotations(const int64_t* positions, int64_t num_tokens, const float* frequencies, int num_frequencies,

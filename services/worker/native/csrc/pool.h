@@ -1,9 +1,12 @@
-// A pool of threads that share out tiles of work.
+// A pool of threads that share out tiles of work, none of which another has to wait for.
 //
-// Tiles are claimed one by one from a shared counter, so a thread whose core is taken away by another
-// process holds up only the tile it is in. Waiting threads spin for some tens of microseconds, which
-// is as long as the next region of a running step is away, and then sleep: a pool without work burns
-// no core.
+// In a system of several processes on few cores, a thread loses its core in the middle of a tile all
+// the time. So no thread leads: all of them run the same code (`together`) and come to the same
+// regions in the same order; whoever has a core claims the tiles of the region that is at hand, and
+// whoever comes late finds it over and goes on to the next. A tile that is held too long is taken
+// over by a thread that has nothing else to do, if it may be computed twice (`parallel_for_twice`).
+// Waiting threads spin for some tens of microseconds, which is as long as the next region of a
+// running step is away, and then sleep: a pool without work burns no core.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +14,80 @@
 
 namespace sl {
 
-using TileFunction = void (*)(void* context, int64_t tile, int thread);
-
-// Starts the threads, once: the caller of `parallel` counts as one. Later calls change nothing.
+// Starts the threads, once: the caller of what follows counts as one. Later calls change nothing.
 void start_pool(int num_threads);
 
 // Threads that take part, the caller included; at least 1.
 int num_threads();
 
-// Runs function(context, tile, thread) for every tile in [0, tiles) and returns when all are done;
-// thread is in [0, num_threads()). In a tile, or while another thread's region runs, it runs the
-// tiles in the calling thread.
-void parallel(int64_t tiles, TileFunction function, void* context);
+// Says whether the results of a tile may be written. A tile whose thread was held up may have been
+// taken over: then the first of the two writes, and the other must not, for what it computed may be
+// made of memory that is used for something else by now.
+class Claim {
+public:
+    Claim() = default;
+    // Called before anything is written that others see; once, unless nobody can take the tile over.
+    bool may_write();
 
+private:
+    explicit Claim(void* holder) : holder_(holder) {}
+
+    void* holder_ = nullptr;  // null = nobody can take the tile over
+    bool is_written_ = true;
+
+    friend class Pool;
+};
+
+using TeamFunction = void (*)(void* context);
+using TileFunction = void (*)(void* context, int64_t tile, Claim& claim);
+
+void together(TeamFunction function, void* context);
+void parallel(int64_t tiles, bool may_run_twice, TileFunction function, void* context);
+
+// Runs body() in all threads, and returns when none is in it any more. In it, each thread has to
+// call parallel_for the same times with the same number of tiles. What body computes outside of
+// tiles, each thread computes for itself: it may read what earlier regions wrote, and write nothing
+// that another thread sees. A thread that is late may find that changed already, and computes
+// garbage with it that counts for nothing; it must not crash on it.
+template <class Body>
+inline void together(Body&& body) {
+    together([](void* context) { (*static_cast<std::remove_reference_t<Body>*>(context))(); }, &body);
+}
+
+// Whether the region that this thread comes to next is over: then it need not prepare for it.
+bool is_late();
+
+// Runs body(tile) for every tile in [0, tiles), and returns when what all of them wrote can be seen.
+// In a tile, or while another caller's work runs, it runs the tiles in the calling thread.
 template <class Body>
 inline void parallel_for(int64_t tiles, Body&& body) {
     parallel(
-        tiles,
-        [](void* context, int64_t tile, int thread) {
-            (*static_cast<std::remove_reference_t<Body>*>(context))(tile, thread);
+        tiles, false,
+        [](void* context, int64_t tile, Claim&) {
+            (*static_cast<std::remove_reference_t<Body>*>(context))(tile);
         },
         &body);
 }
+
+// The same of body(tile, claim) that may run twice for a tile, at once or one after the other. Until
+// claim.may_write() is true it writes only to memory of its thread.
+template <class Body>
+inline void parallel_for_twice(int64_t tiles, Body&& body) {
+    parallel(
+        tiles, true,
+        [](void* context, int64_t tile, Claim& claim) {
+            (*static_cast<std::remove_reference_t<Body>*>(context))(tile, claim);
+        },
+        &body);
+}
+
+// Memory of a thread, kept from call to call; 64-byte aligned. The slots are apart.
+enum class Scratch { kKernel, kQueries, kStates, kNormed, kRows, kPanels, kCount };
+void* thread_scratch(Scratch slot, int64_t num_bytes);
+
+// Memory that all threads of `together` share, the same for all that come to the same call; outside
+// of it, memory of the thread. What lay there before the call may be lost.
+enum class Shared { kStep, kRows, kPartial, kCount };
+void* shared_scratch(Shared slot, int64_t num_bytes);
 
 }  // namespace sl

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,10 @@ from services.worker.native.library import Library, load_library, usable_cores
 LEVELS_HERE = [isa.name for isa in LEVELS[: best_level(machine_flags()) + 1]]
 
 
+Work = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+After = ctypes.CFUNCTYPE(None)
+
+
 @pytest.fixture(params=LEVELS_HERE)
 def library(request: pytest.FixtureRequest) -> Library:
     loaded = load_library(request.param)
@@ -25,9 +31,24 @@ def library(request: pytest.FixtureRequest) -> Library:
     return loaded
 
 
-def count_tiles(library: Library, counts: np.ndarray) -> None:
-    function = library.function("sl_count_tiles", [ctypes.c_void_p, ctypes.c_int64])
-    function(counts.ctypes.data, counts.size)
+def count_tiles(
+    library: Library,
+    counts: np.ndarray,
+    *,
+    may_run_twice: bool = False,
+    work: Callable[[int], None] | None = None,
+    after: Callable[[], None] | None = None,
+) -> None:
+    function = library.function(
+        "sl_count_tiles", [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, Work, After]
+    )
+    function(
+        counts.ctypes.data,
+        counts.size,
+        may_run_twice,
+        Work() if work is None else Work(work),
+        After() if after is None else After(after),
+    )
 
 
 def test_a_level_can_be_forced(library: Library) -> None:
@@ -35,12 +56,41 @@ def test_a_level_can_be_forced(library: Library) -> None:
     assert library.num_threads == usable_cores()
 
 
-def test_every_tile_runs_exactly_once(library: Library) -> None:
+@pytest.mark.parametrize("may_run_twice", [False, True])
+def test_every_tile_counts_exactly_once(library: Library, may_run_twice: bool) -> None:
     for num_tiles in (0, 1, 2, 3, 17, 1000):
         counts = np.zeros(num_tiles, dtype=np.int32)
         for _ in range(200):
-            count_tiles(library, counts)
+            count_tiles(library, counts, may_run_twice=may_run_twice)
         assert (counts == 200).all()
+
+
+@pytest.mark.parametrize("may_run_twice", [False, True])
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two threads")
+def test_a_tile_that_is_held_up_is_taken_over_if_it_may_run_twice(
+    library: Library, may_run_twice: bool
+) -> None:
+    runs: list[int] = []
+    went_on: list[float] = []
+    counts = np.zeros(20, dtype=np.int32)
+
+    def work(tile: int) -> None:
+        runs.append(tile)
+        if runs.count(tile) == 1 and tile == 3:
+            time.sleep(0.5)
+
+    started = time.monotonic()
+    count_tiles(
+        library,
+        counts,
+        may_run_twice=may_run_twice,
+        work=work,
+        after=lambda: went_on.append(time.monotonic() - started),
+    )
+    assert (counts == 1).all()
+    assert runs.count(3) == (2 if may_run_twice else 1)
+    assert (min(went_on) < 0.4) == may_run_twice
+    assert max(went_on) >= 0.5  # the call waits for all of its threads
 
 
 def test_regions_of_several_callers_do_not_mix(library: Library) -> None:
@@ -48,7 +98,7 @@ def test_regions_of_several_callers_do_not_mix(library: Library) -> None:
 
     def call(mine: np.ndarray) -> None:
         for _ in range(500):
-            count_tiles(library, mine)
+            count_tiles(library, mine, may_run_twice=True)
 
     threads = [threading.Thread(target=call, args=(mine,)) for mine in counts]
     for thread in threads:
