@@ -24,6 +24,7 @@ from services.common.errors import (
     EXIT_FAILED,
     EXIT_KILLED,
     EXIT_OK,
+    SERVICE_FAILED,
     ConfigError,
     SluicewayError,
 )
@@ -97,7 +98,7 @@ def _run(main: Callable[[], None], *, section: str) -> int:
     else:
         return EXIT_OK
     for error in errors:
-        log.error("service_failed", section=section, error=f"{type(error).__name__}: {error}")
+        log.error(SERVICE_FAILED, section=section, error=f"{type(error).__name__}: {error}")
     return EXIT_CONFIG if isinstance(errors[0], ConfigError) else EXIT_FAILED
 
 

@@ -125,7 +125,8 @@ class RpcServer:
             port = self._server.add_insecure_port(f"{self._host}:{self._port}")
         except RuntimeError as error:
             raise ConfigError(
-                f"cannot listen on {self._host}:{self._port} (port taken?); choose another --port"
+                f"cannot listen on {self._host}:{self._port} (port taken?): choose another --port; "
+                "under `sluiceway serve`, start that again, which looks for a free one"
             ) from error
         await self._server.start()
         await self._set("", True)

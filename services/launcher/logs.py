@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.common.errors import SERVICE_FAILED, ConfigError
+
 NAME_WIDTH = 10
 _COLORS = {"warning": "\033[33m", "error": "\033[31m", "critical": "\033[31m"}
 _DIM, _RESET = "\033[2m", "\033[0m"
@@ -52,6 +54,14 @@ def parse_event(line: str) -> LogEvent | None:
         fields={key: value for key, value in found.items() if key not in _NOT_FIELDS},
         traceback=str(found.get("exception", "")),
     )
+
+
+def reported_error(line: str) -> str:
+    """What a child said that it failed of; "" if a line of its output says no such thing."""
+    event = parse_event(line)
+    if event is None or event.event != SERVICE_FAILED:
+        return ""
+    return str(event.fields.get("error", "")).removeprefix(f"{ConfigError.__name__}: ")
 
 
 def format_event(child: str, event: LogEvent, *, color: bool) -> str:

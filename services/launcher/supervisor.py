@@ -15,6 +15,7 @@ from enum import Enum
 
 from services.common.errors import EXIT_FAILED, EXIT_KILLED, EXIT_OK
 from services.launcher.child import Child, OnLine, exit_text
+from services.launcher.logs import reported_error
 from services.launcher.plan import ChildSpec
 from services.launcher.restart import Deaths, RestartPolicy
 from services.launcher.screen import Screen
@@ -204,8 +205,13 @@ class Supervisor:
             return
         child, death = self._culprit
         self._screen.line()
-        self._screen.line(f"{death}. Its last lines:")
-        for line in list(child.last_lines)[-_CULPRIT_LINES:]:
+        lines = list(child.last_lines)[-_CULPRIT_LINES:]
+        if errors := [error for line in lines if (error := reported_error(line))]:
+            self._screen.line(f"{death}:")
+            lines = errors
+        else:
+            self._screen.line(f"{death}. Its last lines:")
+        for line in lines:
             self._screen.line(f"  {line}")
 
     async def _end_all(self, keepers: Sequence[asyncio.Task[None]], *, deadline: float) -> None:

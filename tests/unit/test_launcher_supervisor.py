@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import signal
 import sys
@@ -92,6 +93,16 @@ async def test_a_child_that_dies_before_ready_stops_all_and_is_named_with_its_la
     assert "worker" in text and "died before everything was ready: exit code 3" in text
     assert "cause: no such file" in text
     assert not any(child.is_alive for child in stage.supervisor.children)
+
+
+async def test_a_child_that_said_why_it_ends_is_named_with_that_alone() -> None:
+    said = {"event": "service_failed", "level": "error", "error": "ConfigError: no such model"}
+    program = f"print('starting'); print({json.dumps(json.dumps(said))}); raise SystemExit(2)"
+    stage = Stage({"worker": program})
+    assert await stage.run() == 1
+    last = stage.out.getvalue().splitlines()[-2:]
+    assert last[0].endswith("died before everything was ready: exit code 2:")
+    assert last[1] == "  no such model"
 
 
 async def test_a_child_that_dies_after_ready_is_started_again_and_the_others_stay_up() -> None:
