@@ -14,9 +14,9 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_KILLED = 130
+"""Exit codes of every process: 2 = a setting cannot be used, 130 = nobody waited for a drain."""
 SERVICE_FAILED = "service_failed"
 """The event that says why a process ends before its time, in its field ``error``."""
-"""Exit codes of every process: 2 = a setting cannot be used, 130 = nobody waited for a drain."""
 
 
 class SluicewayError(Exception):
