@@ -22,6 +22,9 @@ constexpr int64_t kBlockRows = 30;
 constexpr int kBlockPanels = 4;
 constexpr int64_t kSumsStride = kBlockPanels * kLanes;
 
+// Tiles of so many rows and kBlockPanels panels are written at once, so they may run twice.
+constexpr int64_t kTwiceRows = 2 * kBlockRows;
+
 // Rows of x, and panels of their weights, that one tile takes: both stay in the second-level cache.
 constexpr int64_t kTileRows = 4 * kBlockRows;
 constexpr int64_t kTilePanels = 8;
@@ -82,7 +85,7 @@ public:
         const bool is_plain = !is_quantized(product.linear.format);
         const int64_t row_tiles = divide_up(rows_, is_plain ? kTileRows : kWidenedTileRows);
         tile_rows_ = divide_up(divide_up(rows_, row_tiles), kBlockRows) * kBlockRows;
-        tile_panels_ = rows_ <= kBlockRows ? kBlockPanels
+        tile_panels_ = rows_ <= kTwiceRows ? kBlockPanels
                        : is_plain          ? kTilePanels
                                            : kWidenedTilePanels;
         const int64_t wanted = kTilesPerThread * num_threads();
@@ -91,8 +94,7 @@ public:
 
     int64_t count() const { return divide_up(rows_, tile_rows_) * divide_up(panels_, tile_panels_); }
 
-    // Whether each of them is one block.
-    bool are_blocks() const { return tile_rows_ <= kBlockRows && tile_panels_ <= kBlockPanels; }
+    bool may_run_twice() const { return tile_rows_ <= kTwiceRows && tile_panels_ <= kBlockPanels; }
 
     // Tiles of the same panels follow one another.
     Tile at(int64_t index) const {
@@ -303,19 +305,22 @@ void each_block(const Tile& tile, const Panels& panels, Body body) {
 template <class T, class Step>
 void run_tile(const Product& product, Inputs<T> x, const Tile& tile, const Panels& panels, Claim& claim) {
     Multiplier multiplier;
-    alignas(64) float sums[kBlockRows * kSumsStride];
+    alignas(64) float sums[kTwiceRows * kSumsStride];
+    const bool is_written_at_once = tile.num_rows <= kTwiceRows && tile.num_panels <= kBlockPanels;
     each_block(tile, panels, [&](const Tile& block, const Panels& of_block) {
+        float* const of_rows = sums + (is_written_at_once ? block.first_row - tile.first_row : 0) * kSumsStride;
         multiplier.run<Step>({x.data + block.first_row * x.stride, x.stride}, block.num_rows, of_block,
-                             static_cast<int>(block.num_panels), sums);
-        if (claim.may_write()) write(product, sums, block);
+                             static_cast<int>(block.num_panels), of_rows);
+        if (!is_written_at_once) write(product, sums, block);
     });
+    if (is_written_at_once && claim.may_write()) write(product, sums, tile);
 }
 
-// Runs body(tile, claim) for all tiles. Tiles of one block are written at once, so they may run twice.
+// Runs body(tile, claim) for all tiles.
 template <class Body>
 void each_tile(const Product& product, Body body) {
     const Tiles tiles(product);
-    if (tiles.are_blocks()) {
+    if (tiles.may_run_twice()) {
         parallel_for_twice(tiles.count(), [&](int64_t index, Claim& claim) { body(tiles.at(index), claim); });
     } else {
         parallel_for(tiles.count(), [&](int64_t index) {

@@ -26,7 +26,7 @@ int num_threads();
 class Claim {
 public:
     Claim() = default;
-    // Called before anything is written that others see; once, unless nobody can take the tile over.
+    // Called once, before anything is written that others see.
     bool may_write();
 
 private:
