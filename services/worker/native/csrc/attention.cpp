@@ -418,7 +418,9 @@ void attend_as(const Attention& a, const Plan& plan) {
         const int64_t floats = plan.blocks.size() * state_floats(a, kRowsSplit);
         partial = static_cast<float*>(shared_scratch(Shared::kPartial, floats * 4));
     }
-    parallel_for_twice(plan.num_tiles(), [&](int64_t tile, Claim& claim) { run_tile<T>(a, plan, partial, tile, claim); });
+    parallel_for_claimed(plan.num_tiles(), true, [&](int64_t tile, Claim& claim) {
+        run_tile<T>(a, plan, partial, tile, claim);
+    });
     parallel_for(plan.splits.size(), [&](int64_t i) { merge_split<T>(a, plan, partial, plan.splits[i]); });
 }
 

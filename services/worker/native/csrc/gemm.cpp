@@ -320,14 +320,8 @@ void run_tile(const Product& product, Inputs<T> x, const Tile& tile, const Panel
 template <class Body>
 void each_tile(const Product& product, Body body) {
     const Tiles tiles(product);
-    if (tiles.may_run_twice()) {
-        parallel_for_twice(tiles.count(), [&](int64_t index, Claim& claim) { body(tiles.at(index), claim); });
-    } else {
-        parallel_for(tiles.count(), [&](int64_t index) {
-            Claim claim;
-            body(tiles.at(index), claim);
-        });
-    }
+    parallel_for_claimed(tiles.count(), tiles.may_run_twice(),
+                         [&](int64_t index, Claim& claim) { body(tiles.at(index), claim); });
 }
 
 template <class T, class Step>
@@ -417,7 +411,7 @@ void run_direct(const Product& product, Inputs<bf16> x) {
     auto* const scales = reinterpret_cast<float*>(values + count * kGroup);
     float* const sums = scales + count;
     if (!is_late()) {
-        sum_rows(x, product.rows, num_steps, sums);
+        if constexpr (std::is_same_v<Stored, Int4Step>) sum_rows(x, product.rows, num_steps, sums);
         for (int64_t i = 0; i < count; ++i) {
             const bf16* const step = x.data + i / num_steps * x.stride + i % num_steps * kGroup;
             scales[i] = to_fixed(step, values + i * kGroup);

@@ -20,21 +20,11 @@ SL_EXPORT int sl_num_threads() { return sl::num_threads(); }
 // `after` is called, by each thread that comes so far. `work` and `after` may be null.
 SL_EXPORT void sl_count_tiles(int32_t* counts, int64_t tiles, int may_run_twice, void (*work)(int64_t),
                               void (*after)()) {
-    const auto run = [&](int64_t tile) {
-        if (work != nullptr) work(tile);
-    };
     sl::together([&] {
-        if (may_run_twice) {
-            sl::parallel_for_twice(tiles, [&](int64_t tile, sl::Claim& claim) {
-                run(tile);
-                if (claim.may_write()) ++counts[tile];
-            });
-        } else {
-            sl::parallel_for(tiles, [&](int64_t tile) {
-                run(tile);
-                ++counts[tile];
-            });
-        }
+        sl::parallel_for_claimed(tiles, may_run_twice, [&](int64_t tile, sl::Claim& claim) {
+            if (work != nullptr) work(tile);
+            if (claim.may_write()) ++counts[tile];
+        });
         if (after != nullptr) after();
     });
 }

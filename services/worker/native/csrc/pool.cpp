@@ -174,7 +174,7 @@ private:
         const bool was_in_tile = is_in_tile;
         is_in_tile = true;
         if (!was_in_tile) amx_standard_config();
-        Claim claim;
+        Claim claim(nullptr);
         for (int64_t tile = 0; tile < tiles; ++tile) function(context, tile, claim);
         is_in_tile = was_in_tile;
     }
@@ -230,7 +230,7 @@ private:
     void run_tile(const Region& r, uint64_t number, uint64_t tile) {
         Holder& holder = holders_[thread_index];
         holder.tile.store(word_of(number, r.may_run_twice ? kHeld | tile : tile), std::memory_order_release);
-        Claim claim = r.may_run_twice ? Claim(&holder) : Claim();
+        Claim claim(r.may_run_twice ? &holder : nullptr);
         is_in_tile = true;
         r.function(r.context, r.first + static_cast<int64_t>(tile), claim);
         is_in_tile = false;

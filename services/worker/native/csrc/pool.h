@@ -4,7 +4,7 @@
 // the time. So no thread leads: all of them run the same code (`together`) and come to the same
 // regions in the same order; whoever has a core claims the tiles of the region that is at hand, and
 // whoever comes late finds it over and goes on to the next. A tile that is held too long is taken
-// over by a thread that has nothing else to do, if it may be computed twice (`parallel_for_twice`).
+// over by a thread that has nothing else to do, if it may be computed twice (`parallel_for_claimed`).
 // Waiting threads spin for some tens of microseconds, which is as long as the next region of a
 // running step is away, and then sleep: a pool without work burns no core.
 #pragma once
@@ -21,18 +21,17 @@ void start_pool(int num_threads);
 int num_threads();
 
 // Says whether the results of a tile may be written. A tile whose thread was held up may have been
-// taken over: then the first of the two writes, and the other must not, for what it computed may be
-// made of memory that is used for something else by now.
+// taken over: then it is the other thread's to write, and what this one computed may be made of
+// memory that is used for something else by now.
 class Claim {
 public:
-    Claim() = default;
     // Called once, before anything is written that others see.
     bool may_write();
 
 private:
     explicit Claim(void* holder) : holder_(holder) {}
 
-    void* holder_ = nullptr;  // null = nobody can take the tile over
+    void* holder_;  // null = nobody can take the tile over
     bool is_written_ = true;
 
     friend class Pool;
@@ -57,28 +56,24 @@ inline void together(Body&& body) {
 // Whether the region that this thread comes to next is over: then it need not prepare for it.
 bool is_late();
 
-// Runs body(tile) for every tile in [0, tiles), and returns when what all of them wrote can be seen.
-// In a tile, or while another caller's work runs, it runs the tiles in the calling thread.
+// Runs body(tile, claim) for every tile in [0, tiles), and returns when what all of them wrote can be
+// seen. In a tile, or while another caller's work runs, it runs the tiles in the calling thread. With
+// may_run_twice, body can run again for a tile that is held up, while it runs or before it goes on:
+// until claim.may_write() it writes only to memory of its thread.
 template <class Body>
-inline void parallel_for(int64_t tiles, Body&& body) {
+inline void parallel_for_claimed(int64_t tiles, bool may_run_twice, Body&& body) {
     parallel(
-        tiles, false,
-        [](void* context, int64_t tile, Claim&) {
-            (*static_cast<std::remove_reference_t<Body>*>(context))(tile);
-        },
-        &body);
-}
-
-// The same of body(tile, claim) that may run twice for a tile, at once or one after the other. Until
-// claim.may_write() is true it writes only to memory of its thread.
-template <class Body>
-inline void parallel_for_twice(int64_t tiles, Body&& body) {
-    parallel(
-        tiles, true,
+        tiles, may_run_twice,
         [](void* context, int64_t tile, Claim& claim) {
             (*static_cast<std::remove_reference_t<Body>*>(context))(tile, claim);
         },
         &body);
+}
+
+// The same of body(tile), which runs once for each.
+template <class Body>
+inline void parallel_for(int64_t tiles, Body&& body) {
+    parallel_for_claimed(tiles, false, [&](int64_t tile, Claim&) { body(tile); });
 }
 
 // Memory of a thread, kept from call to call; 64-byte aligned. The slots are apart.
