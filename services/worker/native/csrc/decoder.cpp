@@ -123,19 +123,18 @@ void forward(const Decoder& d, const DecoderStep& step) {
     const int64_t tokens = step.attention->query_start_loc[step.attention->num_reqs];
     const int64_t size = d.hidden_size;
     const Buffers<T> buffers(d, tokens);
-    const auto norm = [&](const void* weight, T* out) {
-        rms_norm(buffers.residual, static_cast<const T*>(weight), d.eps, tokens, d.hidden_size, out);
+    const auto norm_row = [&](int64_t row, const void* weight, T* out) {
+        rms_norm(buffers.residual + row * size, static_cast<const T*>(weight), d.eps, d.hidden_size, out + row * size);
     };
-    const auto normed = [&](const void* weight) -> const T* {
-        if (tokens * size > kElementsOfTile) {
-            norm(weight, buffers.normed);
-            return buffers.normed;
-        }
+    const auto norm = [&](const void* weight, T* out) {
+        each_row(tokens, size, [&](int64_t row) { norm_row(row, weight, out); });
+        return out;
+    };
+    const auto normed = [&](const void* weight) {
+        if (tokens * size > kElementsOfTile) return norm(weight, buffers.normed);
         // So little each thread computes for itself: nobody waits for another.
         T* const own = static_cast<T*>(thread_scratch(Scratch::kNormed, tokens * size * sizeof(T)));
-        if (!is_late()) {
-            rms_norm_alone(buffers.residual, static_cast<const T*>(weight), d.eps, tokens, d.hidden_size, own);
-        }
+        for (int64_t row = 0; row < tokens && !is_late(); ++row) norm_row(row, weight, own);
         return own;
     };
     rotations(step.positions, tokens, d.frequencies, d.rotary_dim / 2, buffers.rotations);

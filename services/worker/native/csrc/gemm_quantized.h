@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <cmath>
+#include <bit>
 #include <limits>
 #include <type_traits>
 
@@ -166,13 +166,16 @@ inline void direct_panel(const FloatRows& x, const uint8_t* panel, int64_t num_s
 struct FixedRows {
     const int16_t* data;     // [rows, num_steps * kGroup]
     const float* scales;     // [rows, num_steps]
-    const float* step_sums;  // [rows, num_steps]
+    const float* step_sums;  // [rows, num_steps]; read for Int4Step only
 
     FixedRows from(int64_t first, int64_t num_steps) const {
         const int64_t steps = first * num_steps;
         return {data + steps * kGroup, scales + steps, step_sums + steps};
     }
 };
+
+// 2 to the (exponent - 127), exponent in 1..254.
+inline float power_of_two(int exponent) { return std::bit_cast<float>(exponent << 23); }
 
 // Makes integers of one step's inputs; returns their scale, a power of two. Inputs of at least
 // 1/128 of the largest are kept to the bit, smaller ones to 1/32768 of it. A step with an infinity or
@@ -188,13 +191,13 @@ inline float to_fixed(const bf16* x, int16_t* values) {
     const int exponent = (~not_least & 0xffff) >> 7;  // of the largest, biased by 127
     constexpr int kBits = 14, kNotFinite = 255;
     const bool is_kept = exponent > kBits && exponent < kNotFinite;
-    const vf inverse = is_kept ? (vf)((vi{} + (254 + kBits - exponent)) << 23) : vf{};
+    const float inverse = is_kept ? power_of_two(254 + kBits - exponent) : 0.0f;
     for (int i = 0; i < kGroup; i += VF) {
         const __m512i integers = _mm512_cvtps_epi32((__m512)(load(x + i) * inverse));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + i), _mm512_cvtepi32_epi16(integers));
     }
     if (exponent == kNotFinite) return std::numeric_limits<float>::quiet_NaN();
-    return is_kept ? std::ldexp(1.0f, exponent - 127 - kBits) : 0.0f;
+    return is_kept ? power_of_two(exponent - kBits) : 0.0f;
 }
 
 // Stored values of inputs 2 * pair and 2 * pair + 1 in the lanes' lower and upper halves.

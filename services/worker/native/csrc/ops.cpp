@@ -70,19 +70,12 @@ void rotate_and_write_as(const Attention& a, const Rotary& rotary) {
 }  // namespace
 
 template <class T>
-void rms_norm(const float* x, const T* weight, float eps, int64_t rows, int size, T* out) {
-    each_row(rows, size, [&](int64_t row) { norm_row(x + row * size, weight, eps, size, out + row * size); });
+void rms_norm(const float* x, const T* weight, float eps, int size, T* out) {
+    norm_row(x, weight, eps, size, out);
 }
 
-template <class T>
-void rms_norm_alone(const float* x, const T* weight, float eps, int64_t rows, int size, T* out) {
-    for (int64_t row = 0; row < rows; ++row) norm_row(x + row * size, weight, eps, size, out + row * size);
-}
-
-template void rms_norm(const float*, const float*, float, int64_t, int, float*);
-template void rms_norm(const float*, const bf16*, float, int64_t, int, bf16*);
-template void rms_norm_alone(const float*, const float*, float, int64_t, int, float*);
-template void rms_norm_alone(const float*, const bf16*, float, int64_t, int, bf16*);
+template void rms_norm(const float*, const float*, float, int, float*);
+template void rms_norm(const float*, const bf16*, float, int, bf16*);
 
 void rotations(const int64_t* positions, int64_t num_tokens, const float* frequencies, int num_frequencies,
                float* out) {

@@ -25,14 +25,9 @@ void each_row(int64_t rows, int64_t elements, Body&& body) {
     });
 }
 
-// out[row] = x[row] / sqrt(mean(x[row]²) + eps) * weight, for `rows` rows of `size`, one below the
-// other.
+// out = x / sqrt(mean(x²) + eps) * weight, for a row of `size`.
 template <class T>
-void rms_norm(const float* x, const T* weight, float eps, int64_t rows, int size, T* out);
-
-// The same by the calling thread alone, in no region.
-template <class T>
-void rms_norm_alone(const float* x, const T* weight, float eps, int64_t rows, int size, T* out);
+void rms_norm(const float* x, const T* weight, float eps, int size, T* out);
 
 // Cosines, then sines, of positions[token] * frequencies[i]: [num_tokens][2][num_frequencies].
 void rotations(const int64_t* positions, int64_t num_tokens, const float* frequencies, int num_frequencies,
