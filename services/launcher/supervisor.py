@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import Enum
+from itertools import takewhile
 
 from services.common.errors import EXIT_FAILED, EXIT_KILLED, EXIT_OK
 from services.launcher.child import Child, OnLine, exit_text
@@ -206,9 +207,10 @@ class Supervisor:
         child, death = self._culprit
         self._screen.line()
         lines = list(child.last_lines)[-_CULPRIT_LINES:]
-        if errors := [error for line in lines if (error := reported_error(line))]:
+        # What it said of itself at the very end says it all.
+        if errors := list(takewhile(bool, map(reported_error, reversed(lines)))):
             self._screen.line(f"{death}:")
-            lines = errors
+            lines = errors[::-1]
         else:
             self._screen.line(f"{death}. Its last lines:")
         for line in lines:

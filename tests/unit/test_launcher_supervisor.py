@@ -105,6 +105,14 @@ async def test_a_child_that_said_why_it_ends_is_named_with_that_alone() -> None:
     assert last[1] == "  no such model"
 
 
+async def test_a_child_that_went_on_after_its_error_is_named_with_its_last_lines() -> None:
+    said = {"event": "service_failed", "level": "error", "error": "ConfigError: no such model"}
+    program = f"print({json.dumps(json.dumps(said))}); print('a crash'); raise SystemExit(3)"
+    stage = Stage({"worker": program})
+    assert await stage.run() == 1
+    assert stage.out.getvalue().splitlines()[-1] == "  a crash"
+
+
 async def test_a_child_that_dies_after_ready_is_started_again_and_the_others_stay_up() -> None:
     stage = Stage({"gateway": OBEDIENT, "worker": OBEDIENT})
     async with asyncio.TaskGroup() as tasks:
