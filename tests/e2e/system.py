@@ -56,6 +56,9 @@ class System:
             )
 
     def __enter__(self) -> Self:
+        # By default SIGTERM ends Python without leaving `with`, and all of this would stay behind.
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
         return self
 
     def __exit__(
