@@ -20,10 +20,11 @@ test: $(VENV)/.installed-dev redis
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
-## check: the fast subset, under two minutes
+## check: the fast subset, under two minutes: not the gateway's tests over real HTTP, which mostly wait
 check: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/contract
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" \
+	  tests/unit tests/contract --ignore=tests/unit/gateway/http
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev

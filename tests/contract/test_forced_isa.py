@@ -13,6 +13,7 @@ SUITE = "tests/unit/worker/models/test_families_equal_transformers.py"
 TIMEOUT_S = 900
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("onednn", "aten"), [("SSE41", "default"), ("AVX2", "avx2"), ("AVX512_CORE", "avx512")]
 )
