@@ -2,12 +2,13 @@
 
     python -m tests.benchmarks.bench_split [--model smollm2] [--requests 16 64] ...
 
-All ways have the same runner, scheduler core, depth, threads and prompts, and take turns, in turned
-order every other time. Shares are taken within each repetition, as a machine's speed drifts;
-medians over the repetitions count. The ways: the runner called in a bare loop;
-``services.offline.LLM``; a client on a Session with the scheduler; streams over HTTP. CPU seconds
-are those of one repetition; the client's are this process's own. The last line is the Session
-client's share of the single process's speed, the lowest of all sizes.
+All ways have the same runner, scheduler core, depth, threads and prompts. The ways: the runner
+called in a bare loop; ``services.offline.LLM``; a client on a Session with the scheduler; streams
+over HTTP. In each repetition all take a turn and then another in turned order: where the machine
+gets slower or faster meanwhile, it does so for all alike. Shares are taken within each repetition;
+medians over the repetitions count. CPU seconds are those of one repetition; the client's are this
+process's own. The last line is the Session client's share of the single process's speed, the lowest
+of all sizes.
 """
 
 from __future__ import annotations
@@ -63,15 +64,28 @@ class Work:
 
 @dataclass(frozen=True)
 class Sample:
-    """One repetition of one way.
+    """One turn of one way, or several together.
 
     Attributes:
-        chunks_per_token: Pieces in which the output came; ``None`` where it comes in no pieces.
+        num_chunks: Pieces in which the output came; 0 where it comes in no pieces.
     """
 
-    tokens_per_s: float
+    num_tokens: int
+    seconds: float
     cpu_s: dict[str, float]
-    chunks_per_token: float | None
+    num_chunks: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+    def __add__(self, other: Sample) -> Sample:
+        return Sample(
+            self.num_tokens + other.num_tokens,
+            self.seconds + other.seconds,
+            {name: self.cpu_s[name] + other.cpu_s[name] for name in self.cpu_s},
+            self.num_chunks + other.num_chunks,
+        )
 
 
 def make_work(num_requests: int, num_tokens: int, *, seed: int, vocab_size: int) -> Work:
@@ -162,13 +176,13 @@ async def _read_stream(host: str, port: int, prompt: list[int], work: Work) -> i
 def measure(run: Run, work: Work, *, system: System) -> Sample:
     """Run some work, in wall-clock and in CPU time."""
     before, began = _cpu_s(system), time.perf_counter()
-    num_chunks = run(work)
+    num_chunks = run(work) or 0
     seconds, after = time.perf_counter() - began, _cpu_s(system)
-    num_tokens = len(work.prompts) * work.num_tokens
     return Sample(
-        num_tokens / seconds,
+        len(work.prompts) * work.num_tokens,
+        seconds,
         {name: after[name] - before[name] for name in after},
-        None if num_chunks is None else num_chunks / num_tokens,
+        num_chunks,
     )
 
 
@@ -197,7 +211,7 @@ def report(num_requests: int, samples: dict[str, list[Sample]]) -> float:
         )
         speed = statistics.median(sample.tokens_per_s for sample in found)
         target = f" (wanted: {TARGETS[way]})" if way in TARGETS else ""
-        chunks = [each.chunks_per_token for each in found if each.chunks_per_token is not None]
+        chunks = [each.num_chunks / each.num_tokens for each in found if each.num_chunks]
         pieces = f"  {statistics.median(chunks):.3f} chunks a token" if chunks else ""
         names = found[0].cpu_s
         cpu = {name: statistics.median(sample.cpu_s[name] for sample in found) for name in names}
@@ -301,10 +315,11 @@ def main() -> None:
                 work = make_work(
                     size, args.output_tokens, seed=repetition, vocab_size=llm.facts.vocab_size
                 )
-                for way, run in sorted(ways.items(), reverse=repetition % 2 == 0):
-                    sample = measure(run, work, system=system)
-                    if repetition:  # the first warms up
-                        samples[way].append(sample)
+                turns = {way: measure(run, work, system=system) for way, run in ways.items()}
+                if not repetition:
+                    continue  # that warmed up
+                for way, run in reversed(ways.items()):
+                    samples[way].append(turns[way] + measure(run, work, system=system))
             ratios.append(report(size, samples))
         print_overhead(llm, model_dir, options, args.requests)
     print(f"ratio {min(ratios):.3f}")
