@@ -96,11 +96,15 @@ public:
 
     bool may_run_twice() const { return tile_rows_ <= kTwiceRows && tile_panels_ <= kBlockPanels; }
 
-    // Tiles of the same panels follow one another.
+    // Tiles of the same panels follow one another. Where there are no such, threads that claim tiles
+    // in turn have neighbours one after the other: each reads its share of the weights in one piece.
     Tile at(int64_t index) const {
         const int64_t row_tiles = divide_up(rows_, tile_rows_);
         const int64_t row = index % row_tiles * tile_rows_;
-        const int64_t panel = index / row_tiles * tile_panels_;
+        int64_t column = index / row_tiles;
+        const int64_t threads = num_threads(), share = count() / threads;
+        if (row_tiles == 1 && column < share * threads) column = column % threads * share + column / threads;
+        const int64_t panel = column * tile_panels_;
         return {row, std::min(tile_rows_, rows_ - row), panel, std::min(tile_panels_, panels_ - panel)};
     }
 

@@ -12,7 +12,8 @@ constexpr int kAmxTileRows = 16;
 constexpr int kAmxRows = 2 * kAmxTileRows;
 
 // A panel's steps are asked for so many steps before they are read. Without that a product with few
-// rows waits for memory: a tile that is loaded asks for 16 lines and no more.
+// rows waits for memory: a tile that is loaded asks for 16 lines and no more. Nothing is asked for
+// past a panel's end: what another thread reads anyway would come from memory twice.
 constexpr int64_t kStepsAhead = 8;
 
 // What a block reads and writes. x is padded to whole steps.
@@ -26,12 +27,11 @@ struct AmxBlock {
     int64_t sums_stride;  // elements
 };
 
-// Asks for a step of `count` panels, or past their end for the beginning of as many that follow.
+// Asks for a step of `count` panels.
 template <int count>
 inline void amx_prefetch(const AmxBlock& block, int64_t step) {
-    const int64_t past = step + kStepsAhead - block.num_steps;
-    const uint8_t* from = block.panel + (past < 0 ? (step + kStepsAhead) * sizeof(Bf16Step)
-                                                  : count * block.panel_bytes + past * sizeof(Bf16Step));
+    if (step + kStepsAhead >= block.num_steps) return;
+    const uint8_t* from = block.panel + (step + kStepsAhead) * sizeof(Bf16Step);
     for (int panel = 0; panel < count; ++panel, from += block.panel_bytes) {
         for (size_t line = 0; line < sizeof(Bf16Step); line += 64) _mm_prefetch(from + line, _MM_HINT_T1);
     }
