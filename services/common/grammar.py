@@ -57,12 +57,12 @@ def check(constraint: Constraint) -> None:
         InvalidRequest: Says what is wrong with it; ``param`` is "constraint".
     """
     if len(constraint.spec) > MAX_SPEC_CHARS:
-        raise _invalid(
+        raise refusal(
             constraint, f"it has {len(constraint.spec)} characters, more than {MAX_SPEC_CHARS}"
         )
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar_of(constraint))
     if is_error:
-        raise _invalid(constraint, "; ".join(messages))
+        raise refusal(constraint, "; ".join(messages))
 
 
 def _of_schema(schema: str) -> str:
@@ -70,7 +70,7 @@ def _of_schema(schema: str) -> str:
         _require_sound_references(json.loads(schema))
         return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
     except (ValueError, RecursionError) as error:
-        raise _invalid(Constraint(ConstraintKind.JSON_SCHEMA, schema), str(error)) from None
+        raise refusal(Constraint(ConstraintKind.JSON_SCHEMA, schema), str(error)) from None
 
 
 def _require_sound_references(schema: object) -> None:
@@ -137,7 +137,8 @@ def _of_choices(choices: list[str]) -> str:
     return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
 
 
-def _invalid(constraint: Constraint, why: str) -> InvalidRequest:
+def refusal(constraint: Constraint, why: str) -> InvalidRequest:
+    """What a request is told whose constraint cannot be enforced."""
     name = constraint.kind.name.lower().replace("_", " ")
     why = why.strip().replace(_LIBRARY_ADVICE, _OUR_ADVICE)
     return InvalidRequest(f"this {name} cannot be enforced: {why}", param="constraint")

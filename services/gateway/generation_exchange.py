@@ -66,7 +66,8 @@ class GenerationExchange(Exchange):
     async def _generate(self, plan: Plan, record: RequestRecord, stream: EventStream) -> None:
         with ExitStack() as running:
             generations = await self._admit(plan, running)
-            if plan.is_stream:
+            # A constraint that the worker refuses is refused as any other: before the headers.
+            if plan.is_stream and all(request.constraint is None for request in plan.requests):
                 await stream.start()
             await self._give_prompt_texts(plan, generations)
             if plan.is_stream:

@@ -26,7 +26,7 @@ def named_event(data: dict[str, Any]) -> bytes:
 
 
 class EventStream:
-    """One streamed reply: ``start``, ``write`` as often as needed, ``end``."""
+    """One streamed reply: ``start``, at the latest with the first event, ``write``, ``end``."""
 
     def __init__(self, send: Send, *, send_body: Send | None = None) -> None:
         """
@@ -46,6 +46,8 @@ class EventStream:
     async def write(self, events: bytes) -> None:
         """Send whole events (``data: ...`` and a blank line); nothing if there are none."""
         if events:
+            if not self.has_started:
+                await self.start()
             await self._send_body({"type": "http.response.body", "body": events, "more_body": True})
 
     async def copy(self, events: AsyncIterator[bytes]) -> None:
@@ -57,6 +59,8 @@ class EventStream:
 
     async def end(self, last: bytes) -> None:
         """Send the last event and close the reply."""
+        if not self.has_started:
+            await self.start()
         await self._send_body({"type": "http.response.body", "body": last, "more_body": False})
 
 

@@ -178,7 +178,10 @@ def outcome_from_bytes(data: bytes) -> tuple[StepOutcome, LogprobColumns]:
         num_sampled=list(message.num_sampled),
         token_ids=list(message.token_ids),
         prompt_logprobs={chunk.handle: chunk for chunk in message.prompt_logprobs},
-        row_errors=dict(zip(message.row_error_handle, message.row_error_message, strict=True)),
+        row_errors={
+            handle: error_from_message(error)
+            for handle, error in zip(message.row_error_handle, message.row_error, strict=True)
+        },
         pooled={vector.handle: vector.values for vector in message.pooled},
         failed=_failure_of(message),
         device_s=message.device_us / 1e6,

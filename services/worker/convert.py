@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.common.convert import pools_from_message, sampling_from_message
+from services.common.convert import (
+    error_to_message,
+    pools_from_message,
+    sampling_from_message,
+)
 from services.common.pb import common_pb2, worker_pb2
 from services.worker.runner.build import Progress, RunnerFacts
 from services.worker.runner.step_input import Ints, NewRow, Step
@@ -46,8 +50,8 @@ def result_to_bytes(output: StepOutput, *, gap_s: float) -> bytes:
         handle=output.handles,
         num_sampled=output.num_sampled,
         token_ids=output.token_ids,
-        row_error_handle=list(output.row_errors.keys()),
-        row_error_message=list(output.row_errors.values()),
+        row_error_handle=list(output.row_errors),
+        row_error=[error_to_message(error) for error in output.row_errors.values()],
         device_us=_microseconds(output.device_s),
         gap_us=_microseconds(gap_s),
     )

@@ -162,7 +162,7 @@ class FakeExecutor:
         if self.spec.bad_row_token in row.token_ids:
             row.has_ended = True
             result.row_error_handle.append(handle)
-            result.row_error_message.append("NaN in the logits")
+            result.row_error.add(error_class="RequestFailed", message="NaN in the logits")
             result.num_sampled.append(0)
         elif row.num_computed == len(row.token_ids):
             result.num_sampled.append(1)

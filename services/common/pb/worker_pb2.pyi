@@ -582,7 +582,7 @@ class StepResult(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     ROW_ERROR_HANDLE_FIELD_NUMBER: _builtins.int
-    ROW_ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    ROW_ERROR_FIELD_NUMBER: _builtins.int
     DEVICE_US_FIELD_NUMBER: _builtins.int
     GAP_US_FIELD_NUMBER: _builtins.int
     POOLED_FIELD_NUMBER: _builtins.int
@@ -606,7 +606,9 @@ class StepResult(_message.Message):
     @_builtins.property
     def row_error_handle(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def row_error_message(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def row_error(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ErrorDetail]:
+        """parallel to row_error_handle"""
+
     @_builtins.property
     def pooled(self) -> _containers.RepeatedCompositeFieldContainer[Global___PooledVector]: ...
     def __init__(
@@ -620,14 +622,14 @@ class StepResult(_message.Message):
         logprobs: _common_pb2.Logprobs | None = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.PromptLogprobs] | None = ...,
         row_error_handle: _abc.Iterable[_builtins.int] | None = ...,
-        row_error_message: _abc.Iterable[_builtins.str] | None = ...,
+        row_error: _abc.Iterable[_common_pb2.ErrorDetail] | None = ...,
         device_us: _builtins.int = ...,
         gap_us: _builtins.int = ...,
         pooled: _abc.Iterable[Global___PooledVector] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_us", b"device_us", "failed", b"failed", "gap_us", b"gap_us", "handle", b"handle", "logprobs", b"logprobs", "num_sampled", b"num_sampled", "pooled", b"pooled", "prompt_logprobs", b"prompt_logprobs", "row_error_handle", b"row_error_handle", "row_error_message", b"row_error_message", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_us", b"device_us", "failed", b"failed", "gap_us", b"gap_us", "handle", b"handle", "logprobs", b"logprobs", "num_sampled", b"num_sampled", "pooled", b"pooled", "prompt_logprobs", b"prompt_logprobs", "row_error", b"row_error", "row_error_handle", b"row_error_handle", "step", b"step", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,7 +89,7 @@ class StepOutcome:
         handles: Rows that ran (any order; unknown ones are dropped).
         num_sampled: Row i sampled this many of the flat ``token_ids``.
         prompt_logprobs: Chunks by handle, opaque here; given out once the prompt is complete.
-        row_errors: Message by handle of rows that failed alone.
+        row_errors: Why rows failed alone, by handle.
         pooled: Vectors by handle, opaque here, of rows that pool and have computed their prompt.
         device_s: Time in forward and sampling.
         gap_s: From the end of the step before to the start of this one.
@@ -100,7 +100,7 @@ class StepOutcome:
     num_sampled: Sequence[int] = ()
     token_ids: Sequence[int] = ()
     prompt_logprobs: Mapping[int, object] = field(default_factory=dict)
-    row_errors: Mapping[int, str] = field(default_factory=dict)
+    row_errors: Mapping[int, SluicewayError] = field(default_factory=dict)
     pooled: Mapping[int, bytes] = field(default_factory=dict)
     failed: str | None = None
     device_s: float = 0.0

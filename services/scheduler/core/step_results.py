@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.common.errors import RequestFailed
+from services.common.errors import RequestFailed, SluicewayError
 from services.scheduler.core.counters import Counters
 from services.scheduler.core.in_flight import InFlightStep
 from services.scheduler.core.kv_cache_manager import KVCacheManager
@@ -40,8 +40,8 @@ class StepResults:
     ) -> None:
         """Apply a step that ran; rows that failed alone end alone."""
         # Before the keys are published and the tokens believed: both may build on a bad row's KV.
-        for handle, message in outcome.row_errors.items():
-            self._apply_row_error(in_flight, handle, message, now=now)
+        for handle, error in outcome.row_errors.items():
+            self._apply_row_error(in_flight, handle, error, now=now)
         self._kv.pool.confirm(outcome.step)
         if outcome.prompt_logprobs:
             _keep_prompt_logprobs(in_flight, outcome)
@@ -63,7 +63,7 @@ class StepResults:
             self._table.fail(guilty, error, now=now)
 
     def _apply_row_error(
-        self, in_flight: InFlightStep, handle: int, message: str, *, now: float
+        self, in_flight: InFlightStep, handle: int, error: SluicewayError, *, now: float
     ) -> None:
         """One row went wrong: it ends, and whoever built on its KV computes again."""
         if handle not in in_flight.handles:
@@ -75,7 +75,7 @@ class StepResults:
         lives = range(life_id(handle, 0), life_id(handle, generation) + 1)
         bad_block_ids = self._kv.pool.forget_written_by(lives)
         if request.generation == generation:
-            self._table.fail(request, RequestFailed(message), now=now)
+            self._table.fail(request, error, now=now)
         for holder in reversed(self._table.running.requests.copy()):
             if self._builds_on(holder, bad_block_ids):
                 self._table.preempt(holder)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.common.errors import InvariantError
+from services.common.errors import InvariantError, SluicewayError
 from services.worker.loader.load_model import LoadedModel
 from services.worker.runner.input_batch import InputBatch, build_input_batch
 from services.worker.runner.pooling import Pooler, read_vectors
@@ -313,7 +313,7 @@ class ModelRunner:
         batch: InputBatch,
         token_ids: Ints,
         scores: npt.NDArray[np.float32],
-    ) -> dict[int, str]:
+    ) -> dict[int, SluicewayError]:
         """Tell the grammars what was sampled.
 
         Rows that failed or whose text has ended sample no more; they stay until the scheduler says
@@ -322,7 +322,7 @@ class ModelRunner:
         Returns:
             Why rows failed, by handle.
         """
-        errors = {}
+        errors: dict[int, SluicewayError] = {}
         for line in np.flatnonzero(~np.isfinite(scores)).tolist():
             row = int(batch.sampling_rows[line])
             why = self.grammars.failure_of(row) or failure_of(float(scores[line]))
@@ -334,8 +334,8 @@ class ModelRunner:
                 continue
             if self.grammars.advance(row, int(token_ids[line])):
                 ended.add(handle)
-            elif why := self.grammars.failure_of(row):
-                errors[handle] = why
+            elif failure := self.grammars.failure_of(row):
+                errors[handle] = failure
                 ended.add(handle)
         for handle in ended:
             self._states.mark_ended(handle)

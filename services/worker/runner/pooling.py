@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from services.common.errors import RequestFailed, SluicewayError
 from services.worker.runner.input_batch import InputBatch
 from services.worker.runner.request_state import RequestStates
 from services.worker.runner.step_input import Floats
@@ -65,15 +66,17 @@ class Pooler:
         return complete
 
 
-def read_vectors(pooled: dict[int, torch.Tensor]) -> tuple[dict[int, Floats], dict[int, str]]:
+def read_vectors(
+    pooled: dict[int, torch.Tensor],
+) -> tuple[dict[int, Floats], dict[int, SluicewayError]]:
     """Copy vectors to the host.
 
     Returns:
-        Those that are numbers, and messages for those that are not; both by handle.
+        Those that are numbers, and errors for those that are not; both by handle.
     """
     vectors = {handle: vector.cpu().numpy() for handle, vector in pooled.items()}
-    errors = {
-        handle: "the model's states are not finite numbers"
+    errors: dict[int, SluicewayError] = {
+        handle: RequestFailed("the model's states are not finite numbers")
         for handle, vector in vectors.items()
         if not np.isfinite(vector).all()
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.common.errors import SluicewayError
 from services.worker.runner.step_input import Floats, Ints
 from services.worker.sampling.logprobs import LogprobColumns
 
@@ -30,7 +31,7 @@ class StepOutput:
         logprobs: Of the sampled tokens that wanted them; ``None`` if none did.
         logprob_positions: Which of ``token_ids`` each entry of ``logprobs`` describes.
         prompt_logprobs: Chunks of prompts that were computed in this step.
-        row_errors: Message by handle; such a row sampled nothing and will sample nothing more.
+        row_errors: Why rows failed, by handle; such a row has sampled nothing and never will again.
         pooled: ``[hidden_size]`` float32 by handle, of rows that pool and whose prompt is computed.
         device_s: Time in forward and sampling.
         num_tokens: Tokens that went through the model.
@@ -43,7 +44,7 @@ class StepOutput:
     logprobs: LogprobColumns | None = None
     logprob_positions: list[int] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobChunk] = field(default_factory=list)
-    row_errors: dict[int, str] = field(default_factory=dict)
+    row_errors: dict[int, SluicewayError] = field(default_factory=dict)
     pooled: dict[int, Floats] = field(default_factory=dict)
     device_s: float = 0.0
     num_tokens: int = 0

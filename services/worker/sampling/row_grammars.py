@@ -11,11 +11,11 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from llguidance import LLMatcher
-from llguidance.numpy import fill_next_token_bitmask
 
-from services.common.errors import InvariantError
+from services.common.errors import InvalidRequest, InvariantError
 from services.worker.sampling.base import Ints, to_device
 from services.worker.sampling.grammar_mask import GrammarMask
+from services.worker.sampling.next_tokens import NextTokens, error_of
 
 
 class RowGrammars:
@@ -32,12 +32,10 @@ class RowGrammars:
         """
         self._device = device
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._only_eos = np.zeros(-(-vocab_size // 32), dtype=np.int32)
-        bits = self._only_eos.view(np.uint32)
-        for token_id in eos_token_ids:
-            bits[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self._next = NextTokens(vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self._prepared: dict[int, LLMatcher] = {}
         self._rows: dict[int, LLMatcher] = {}
+        self._stuck: dict[int, str] = {}  # rows that have no way on, and why
 
     def install(self, ref: int, matcher: LLMatcher) -> None:
         """Rows may name this grammar from now on."""
@@ -75,6 +73,7 @@ class RowGrammars:
     def remove(self, row: int) -> None:
         """Forget a row; it may have no grammar."""
         self._rows.pop(row, None)
+        self._stuck.pop(row, None)
 
     def lines_of(self, rows: Ints) -> list[int]:
         """Which of some rows have a grammar."""
@@ -90,10 +89,12 @@ class RowGrammars:
         lines = self.lines_of(rows)
         if not lines:
             return None
-        bitmask = np.zeros((len(lines), self._only_eos.size), dtype=np.int32)
+        bitmask = self._next.lines(len(lines))
         for i, line in enumerate(lines):
-            self._fill(self._rows[int(rows[line])], bitmask, i)
-        ends = ~(bitmask & ~self._only_eos).any(axis=1) & bitmask.any(axis=1)
+            row = int(rows[line])
+            if row not in self._stuck and (why := self._next.fill(self._rows[row], bitmask, i)):
+                self._stuck[row] = why
+        ends = ~(bitmask & ~self._next.only_end).any(axis=1) & bitmask.any(axis=1)
         index = np.array(lines, dtype=np.int64)
         return GrammarMask(
             lines=to_device(index, self._device),
@@ -115,18 +116,9 @@ class RowGrammars:
         matcher.consume_token(token_id)
         return False
 
-    def failure_of(self, row: int) -> str:
-        """Why a row's grammar has failed; "" if it has not."""
+    def failure_of(self, row: int) -> InvalidRequest | None:
+        """Why a row's grammar has failed; ``None`` if it has not."""
         matcher = self._rows.get(row)
-        if matcher is None or not matcher.is_error():
-            return ""
-        # The library appends a dump of its state, which holds the output.
-        return f"the constraint cannot be followed: {matcher.get_error().partition('<state>')[0]}"
-
-    def _fill(self, matcher: LLMatcher, bitmask: np.ndarray, line: int) -> None:
-        if matcher.is_error():
-            return
-        if matcher.is_stopped():  # it takes no more tokens, but has not ended the text
-            bitmask[line] = self._only_eos
-            return
-        fill_next_token_bitmask(matcher, bitmask, line)
+        if matcher is None or not (why := self._stuck.get(row) or error_of(matcher)):
+            return None
+        return InvalidRequest(f"the constraint cannot be followed: {why}", param="constraint")

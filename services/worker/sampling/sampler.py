@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from services.common.errors import InvalidRequest, RequestFailed, SluicewayError
 from services.common.sampling import SamplingParams
 from services.worker.native.library import Library
 from services.worker.sampling.allowed_token_ids import AllowedTokenIds
@@ -190,12 +191,17 @@ class Sampler:
         return chosen
 
 
-def failure_of(score: float) -> str:
+def failure_of(score: float) -> SluicewayError:
     """Why a row with this score failed.
 
     Args:
         score: Not finite.
     """
     if score == -np.inf:
-        return "no token is left: the request's masks ban every one"
-    return f"the model gave {score} as a logit"
+        return InvalidRequest(
+            "no token is left to choose from: allowed_token_ids, bad_words, logit_bias, the tokens "
+            "that min_tokens holds back and the constraint ban every one; loosen one of them"
+        )
+    return RequestFailed(
+        f"a logit is {score}: by the model, or by penalties or a bias out of bounds"
+    )

@@ -283,14 +283,16 @@ def test_a_result_is_read_with_its_side_columns() -> None:
         ),
         prompt_logprobs=[common_pb2.PromptLogprobs(handle=2, start=1)],
         row_error_handle=[3],
-        row_error_message=["NaN"],
+        row_error=[common_pb2.ErrorDetail(error_class="RequestFailed", message="NaN")],
         pooled=[worker_pb2.PooledVector(handle=2, values=b"1234")],
         device_us=1500,
         gap_us=250,
     )
     outcome, side = convert.outcome_from_bytes(result.SerializeToString())
     assert (outcome.step, outcome.handles, outcome.num_sampled) == (9, [1, 2, 3], [1, 0, 1])
-    assert outcome.row_errors == {3: "NaN"}
+    (error,) = outcome.row_errors.values()
+    assert list(outcome.row_errors) == [3]
+    assert isinstance(error, RequestFailed) and error.message == "NaN"
     assert outcome.pooled == {2: b"1234"}
     assert (outcome.device_s, outcome.gap_s) == (0.0015, 0.00025)
     assert list(outcome.prompt_logprobs) == [2]

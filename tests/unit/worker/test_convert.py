@@ -7,6 +7,7 @@ import struct
 import numpy as np
 
 from services.common.convert import sampling_to_message
+from services.common.errors import InvalidRequest
 from services.common.pb import worker_pb2
 from services.common.sampling import SamplingParams
 from services.worker.convert import failure_to_bytes, result_to_bytes, step_from_bytes
@@ -69,7 +70,7 @@ def test_a_result_is_written_whole() -> None:
         logprobs=COLUMNS,
         logprob_positions=[0, 1],
         prompt_logprobs=[PromptLogprobChunk(4, 1, np.array([50, 51]), COLUMNS)],
-        row_errors={4: "nan"},
+        row_errors={4: InvalidRequest("nan", param="constraint")},
         pooled={5: np.array([1.0, -0.5], dtype=np.float32)},
         device_s=0.25,
     )
@@ -77,7 +78,13 @@ def test_a_result_is_written_whole() -> None:
     assert (message.step, list(message.handle)) == (5, [3, 4])
     assert (list(message.num_sampled), list(message.token_ids)) == ([1, 0], [99])
     assert (message.device_us, message.gap_us) == (250_000, 1_000)
-    assert (list(message.row_error_handle), list(message.row_error_message)) == ([4], ["nan"])
+    (error,) = message.row_error
+    assert list(message.row_error_handle) == [4]
+    assert (error.error_class, error.message, error.param) == (
+        "InvalidRequest",
+        "nan",
+        "constraint",
+    )
     for columns in (message.logprobs, message.prompt_logprobs[0]):
         assert list(columns.logprob) == [-0.5, -1.5]
         assert (list(columns.rank), list(columns.num_top)) == ([1, 4], [2, 0])

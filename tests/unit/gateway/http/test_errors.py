@@ -129,6 +129,16 @@ async def test_a_constraint_that_is_refused_down_the_line_is_named_as_the_client
     assert error["message"] == "structured_outputs: this regex is bad"
 
 
+async def test_a_constraint_that_the_worker_refuses_is_an_http_error_of_a_stream_too(
+    front: Front,
+) -> None:
+    refusal = InvalidRequest("this regex is too large", param="constraint")
+    front.tokenizer.script = Script(tokens=(), failure=refusal)
+    response = await front.chat(stream=True, structured_outputs={"regex": "a{1000000}"})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "structured_outputs"
+
+
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 async def test_a_failed_choice_fails_the_whole_reply(front: Front, kind: str) -> None:
     front.tokenizer.script = Script(failure=RequestFailed("NaN logits"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.common.errors import RequestFailed, SluicewayError
 from services.common.sampling import SamplingParams
 from services.scheduler.core.output import NewRow, StepOutcome, StepPlan
 
@@ -127,7 +128,7 @@ class Device:
         for handle, num_tokens in live:  # every layer writes all its KV before it reads any
             self._write(handle, num_tokens)
         sampled: dict[int, int] = {}
-        row_errors: dict[int, str] = {}
+        row_errors: dict[int, SluicewayError] = {}
         for handle, num_tokens in live:
             self._run_row(handle, num_tokens, sampled, row_errors)
         pooled = self._vectors([handle for handle, _ in live if handle not in row_errors])
@@ -184,7 +185,11 @@ class Device:
             row.has_ended = True  # nothing more comes of it until it is sent anew
 
     def _run_row(
-        self, handle: int, num_tokens: int, sampled: dict[int, int], row_errors: dict[int, str]
+        self,
+        handle: int,
+        num_tokens: int,
+        sampled: dict[int, int],
+        row_errors: dict[int, SluicewayError],
     ) -> None:
         row = self.rows[handle]
         row.seen += row.token_ids[row.num_computed_tokens :][:num_tokens]
@@ -194,7 +199,7 @@ class Device:
         if WRONG_KV in context:
             # What NaN does: it shows in the logits, where there are any.
             if row.num_computed_tokens == len(row.token_ids):
-                row_errors[handle] = "NaN in the logits"
+                row_errors[handle] = RequestFailed("NaN in the logits")
                 row.has_ended = True
             return
         expected = [row.prefix_at(i) for i in range(row.num_computed_tokens)]

@@ -194,7 +194,7 @@ def test_a_row_with_nan_logits_fails_alone_and_stays_until_it_is_finished(
     output = driver.step({1: 11, 2: 12, 3: 4})
     assert dict(zip(output.handles, output.num_sampled, strict=True)) == {1: 1, 2: 0, 3: 1}
     assert set(output.row_errors) == {2}
-    assert "nan" in output.row_errors[2]
+    assert "nan" in output.row_errors[2].message
     # Steps that were on their way count 0 and report no second error.
     output = driver.take(driver.runner.execute(driver.plan({1: 1, 2: 1, 3: 1})))
     assert dict(zip(output.handles, output.num_sampled, strict=True)) == {1: 1, 3: 1, 2: 0}

@@ -82,5 +82,5 @@ def test_states_that_are_no_numbers_are_an_error_of_their_row_alone(
     driver.add(1, PROMPT, pools=True)
     driver.add(2, OTHER, pools=True)
     output = driver.step({1: 11, 2: 4})
-    assert list(output.row_errors) == [1] and "not finite" in output.row_errors[1]
+    assert list(output.row_errors) == [1] and "not finite" in output.row_errors[1].message
     assert list(output.pooled) == [2]

@@ -75,7 +75,7 @@ def walk(grammars: RowGrammars, row: int, rng: np.random.Generator) -> list[int]
         token = int(rng.choice(allowed(grammars, row)))
         if grammars.advance(row, token):
             return tokens
-        assert grammars.failure_of(row) == ""
+        assert grammars.failure_of(row) is None
         tokens.append(token)
     raise AssertionError("it does not end")
 
@@ -143,9 +143,48 @@ def test_a_token_that_the_grammar_does_not_take_fails_that_row_alone(
     grammars.add(1, 2, [])
     assert allowed(grammars, 0) == []
     failure = grammars.failure_of(0)
-    assert failure.startswith("the constraint cannot be followed")
-    assert "<state>" not in failure
-    assert grammars.failure_of(1) == "" and allowed(grammars, 1)
+    assert failure is not None and "the constraint cannot be followed" in failure.message
+    assert "<state>" not in failure.message
+    assert grammars.failure_of(1) is None and allowed(grammars, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "why"),
+    [
+        (ConstraintKind.REGEX, "a{1000000}", "too many"),
+        (ConstraintKind.REGEX, "((a{100}){100}){100}", "too many"),
+        (ConstraintKind.GRAMMAR, 'start: "x" big\nbig: /(c{11000}){1000}/', "too many"),
+        (ConstraintKind.REGEX, r"[^\s\S]", "no text matches it"),
+        (ConstraintKind.GRAMMAR, 'start: start "a"', "no text matches it"),
+    ],
+)
+def test_what_is_too_large_or_matched_by_no_text_is_refused_each_time(
+    compiler: GrammarCompiler, kind: ConstraintKind, spec: str, why: str
+) -> None:
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match=f"cannot be enforced: .*{why}"):
+            compiler.compile(Constraint(kind, spec))
+
+
+def test_a_grammar_that_fails_on_the_way_ends_nothing_as_if_it_were_complete_and_is_made_anew(
+    compiler: GrammarCompiler, grammars: RowGrammars
+) -> None:
+    late = Constraint(ConstraintKind.GRAMMAR, 'start: "x" big?\nbig: "y" /(c{11000}){1000}/')
+    grammars.install(9, compiler.compile(late))
+    grammars.add(0, 9, [])
+    grammars.add(1, 1, [])
+    for _ in range(10):
+        tokens = [token for token in allowed(grammars, 0) if token != EOS_TOKEN_ID]
+        if not tokens:
+            break
+        grammars.advance(0, tokens[0])
+    assert allowed(grammars, 0) == []
+    failure = grammars.failure_of(0)
+    assert failure is not None and "too many expressions" in failure.message
+    assert grammars.failure_of(1) is None and allowed(grammars, 1)
+    grammars.install(10, compiler.compile(late))
+    grammars.add(2, 10, [])
+    assert allowed(grammars, 2) and grammars.failure_of(2) is None
 
 
 def test_a_dropped_grammar_serves_the_rows_that_have_it_and_no_new_ones(
