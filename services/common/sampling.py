@@ -8,6 +8,7 @@ batch enters.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -91,7 +92,8 @@ class SamplingParams:
     Attributes:
         temperature: 0 = greedy; values in (0, 0.01) act as 0.01.
         top_k: 0 or -1 = off.
-        seed: Always set once the request has passed the gateway.
+        seed: The same seed gives the same output; ``None`` = the gateway or ``LLM``, whichever
+            takes the request, draws one.
         max_tokens: ``None`` = the rest of the context.
         min_tokens: Nothing stops the output before this many tokens.
         logprobs: Top-k alternatives per output token; ``None`` = no log-probabilities, -1 = all.
@@ -103,7 +105,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    seed: int = 0
+    seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -138,8 +140,9 @@ class SamplingParams:
             "repetition_penalty", self.repetition_penalty, low=0.0, high=100.0, low_open=True
         )
         _require_int("top_k", self.top_k, low=-1, high=2**31 - 1)
-        _require_int("seed", self.seed, low=MIN_SEED, high=MAX_SEED)
         _require_int("min_tokens", self.min_tokens, low=0, high=2**31 - 1)
+        if self.seed is not None:
+            _require_int("seed", self.seed, low=MIN_SEED, high=MAX_SEED)
         if self.max_tokens is not None:
             _require_int("max_tokens", self.max_tokens, low=1, high=2**31 - 1)
             if self.min_tokens > self.max_tokens:
@@ -226,6 +229,11 @@ def _require_int(name: str, value: int, *, low: int, high: int) -> None:
 def _require_len(name: str, length: int, *, high: int) -> None:
     if length > high:
         raise InvalidRequest(f"{name} has {length} entries; at most {high} are allowed", param=name)
+
+
+def draw_seed() -> int:
+    """The seed of a request that brings none; kept, so that a resumed request draws the same."""
+    return secrets.randbits(63)
 
 
 _MASK = (1 << 64) - 1

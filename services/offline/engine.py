@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from services.common.block_hash import directory_revision, root_key
 from services.common.errors import SluicewayError
 from services.common.grammar import check as check_constraint
-from services.common.sampling import Constraint
+from services.common.sampling import Constraint, draw_seed
 from services.offline.jobs import EndsHere, Job
 from services.offline.options import LLMOptions
 from services.offline.progress import ProgressLine
@@ -86,15 +87,18 @@ class LocalEngine:
             self._executor.release([ref for ref in refs.values() if ref])
 
     def requests(self, prompt_ids: list[int], job: Job, *, grammar_ref: int) -> list[Request]:
-        """The choices of a job."""
+        """The choices of a job; all have one seed, drawn if the job has none."""
         now = time.monotonic()
+        sampling = job.params
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=draw_seed())
         return [
             Request(
                 handle=next(self._handles),
                 request_id=f"offline-{choice}",
                 choice=choice,
                 prompt_ids=prompt_ids,
-                sampling=job.params,
+                sampling=sampling,
                 root_key=root_key(self._revision, cache_namespace=job.cache_namespace),
                 arrival_s=now,
                 priority=job.priority,

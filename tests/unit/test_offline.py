@@ -83,6 +83,13 @@ def test_choices_are_drawn_apart_and_again_the_same(llm: LLM) -> None:
     assert [choice.token_ids for choice in again.choices] == drawn
 
 
+def test_without_a_seed_each_request_draws_anew(llm: LLM) -> None:
+    unseeded = replace(RANDOM, seed=None)
+    outputs = llm.generate([PROMPT, PROMPT], unseeded, n=2) + llm.generate([PROMPT], unseeded)
+    drawn = [choice.token_ids for output in outputs for choice in output.choices]
+    assert len({tuple(ids) for ids in drawn}) == 5
+
+
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     outputs = llm.generate([PROMPT, PROMPT], [GREEDY, replace(GREEDY, max_tokens=3)])
     assert [len(output.choices[0].token_ids) for output in outputs] == [8, 3]

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from services.common.errors import InvalidRequest
-from services.common.sampling import SamplingParams
+from services.common.sampling import SamplingParams, draw_seed
 from services.gateway.generation import ChoiceUpdate, Finish, Update
 from services.gateway.openai.logprobs import (
     CompletionLogprobs,
@@ -22,7 +22,6 @@ from services.gateway.openai.plan import (
     Plan,
     PlanContext,
     check_common,
-    draw_seed,
     generation_request,
     num_choices,
     spellings,

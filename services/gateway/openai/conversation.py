@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.common.errors import InvalidRequest
-from services.common.sampling import SamplingParams
+from services.common.sampling import SamplingParams, draw_seed
 from services.gateway.answer import AnswerParser
 from services.gateway.fleet import TokenizerInfo
 from services.gateway.generation import ChatPrompt, GenerationRequest
@@ -19,7 +19,6 @@ from services.gateway.openai.plan import (
     INT32_LIMIT,
     Caller,
     PlanContext,
-    draw_seed,
     generation_request,
     spellings,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -90,11 +89,6 @@ def respelled(error: InvalidRequest, spellings: Mapping[str, str]) -> InvalidReq
     if spelling is None:
         return error
     return type(error)(f"{spelling}: {error.message}", param=spelling, code=error.code)
-
-
-def draw_seed() -> int:
-    """The seed of a request that brings none; kept, so that a resumed request draws the same."""
-    return secrets.randbits(63)
 
 
 def check_common(

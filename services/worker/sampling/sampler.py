@@ -97,7 +97,8 @@ class Sampler:
             params: Valid for this vocabulary.
             choice: Index of the choice in its request, part of the key of its draws.
         """
-        self._seeds[row] = params.seed
+        # No seed: the runner's own profile, a prompt to pool, or a client that is no gateway.
+        self._seeds[row] = params.seed or 0
         self._choices[row] = choice
         self._is_random[row] = not params.is_greedy
         needs = [transform.add(row, params) for transform in self._transforms]

@@ -23,9 +23,12 @@ def extend(prefix: int, token_id: int) -> int:
     return (prefix * 1_000_003 + token_id + 1) & _MASK
 
 
-def draw(seed: int, *, choice: int, position: int, prefix: int, vocab_size: int) -> int:
-    """The token at ``position`` of a sequence whose earlier tokens hash to ``prefix``."""
-    mixed = (prefix ^ (seed * 7_919 + choice * 104_729 + position * 1_299_709)) & _MASK
+def draw(seed: int | None, *, choice: int, position: int, prefix: int, vocab_size: int) -> int:
+    """The token at ``position`` of a sequence whose earlier tokens hash to ``prefix``.
+
+    Without a seed as with 0, as the worker does it.
+    """
+    mixed = (prefix ^ ((seed or 0) * 7_919 + choice * 104_729 + position * 1_299_709)) & _MASK
     return (mixed * 2_654_435_761 >> 20) % vocab_size
 
 

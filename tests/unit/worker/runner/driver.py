@@ -17,7 +17,7 @@ from services.worker.runner.step_input import NewRow, Step
 from services.worker.runner.step_output import StepOutput
 
 CPU = torch.device("cpu")
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0, seed=0)
 _NO_IDS = np.zeros(0, dtype=np.int64)
 
 
