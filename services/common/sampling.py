@@ -8,6 +8,7 @@ batch enters.
 from __future__ import annotations
 
 import math
+import operator
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -213,16 +214,24 @@ class SamplingParams:
 def _require_number(
     name: str, value: float, *, low: float, high: float, low_open: bool = False
 ) -> None:
-    inside = math.isfinite(value) and (low < value if low_open else low <= value) and value <= high
-    if not inside:
+    param = name.split("[")[0]
+    try:
+        is_finite = math.isfinite(value)
+    except TypeError:
+        raise InvalidRequest(f"{name} must be a number, got {value!r}", param=param) from None
+    if not (is_finite and (low < value if low_open else low <= value) and value <= high):
         bracket = "(" if low_open else "["
         raise InvalidRequest(
-            f"{name} must be in {bracket}{low:g}, {high:g}], got {value}", param=name.split("[")[0]
+            f"{name} must be in {bracket}{low:g}, {high:g}], got {value}", param=param
         )
 
 
 def _require_int(name: str, value: int, *, low: int, high: int) -> None:
-    if not low <= value <= high:
+    try:
+        inside = low <= operator.index(value) <= high
+    except TypeError:
+        raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name) from None
+    if not inside:
         raise InvalidRequest(f"{name} must be in [{low}, {high}], got {value}", param=name)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, Unavailable
 from services.common.sampling import Constraint, SamplingParams
 from services.offline.engine import LocalEngine
 from services.offline.jobs import Choice, EndsHere, Job, Output, Prompt
@@ -39,6 +40,7 @@ class LLM:
             ConfigError: The model, the device or the memory is not what the settings need.
         """
         model_dir = ensure_model(model)
+        self._is_closed = False
         self._encoder = Encoder(model_dir, num_threads=1)
         self._templates = ChatTemplates.load(model_dir)
         self.engine = LocalEngine(model_dir, options or LLMOptions())
@@ -55,7 +57,8 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads; nothing can be asked any more."""
+        self._is_closed = True
         self.engine.close()
         self._encoder.close()
 
@@ -91,6 +94,7 @@ class LLM:
 
         Args and errors as ``generate``.
         """
+        _require_chats(conversations)
         template = self._templates.choose(with_tools=False)
         prompts = [
             self._encode(
@@ -127,6 +131,7 @@ class LLM:
         Raises:
             InvalidRequest: A prompt, a parameter or the constraint cannot be used; nothing has run
                 then.
+            Unavailable: The LLM is closed.
         """
         each = _one_each(params, len(prompts))
         jobs = [
@@ -149,6 +154,7 @@ class LLM:
         Raises:
             InvalidRequest: A prompt cannot be used; nothing has run then.
             RequestFailed: The model's states are not numbers.
+            Unavailable: The LLM is closed.
         """
         jobs = [Job(prompt=prompt, pools=True) for prompt in prompts]
         return [
@@ -175,7 +181,11 @@ class LLM:
 
         Raises:
             InvalidRequest: One of the jobs cannot be done; nothing has run then.
+            Unavailable: The LLM is closed.
         """
+        if self._is_closed:
+            raise Unavailable("this LLM is closed: use it in its with block, or before close()")
+        _require_jobs(jobs)
         for job in jobs:
             job.params.validate()
             if job.n < 1:
@@ -214,6 +224,25 @@ class LLM:
             request.output_ids,
             results.finished[request.handle],
             results.logprobs.get(request.handle),
+        )
+
+
+def _require_chats(conversations: Iterable[object]) -> None:
+    for index, chat in enumerate(conversations):
+        messages = chat if isinstance(chat, Sequence) else ()
+        if not messages or not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidRequest(
+                f"conversations[{index}] must be a list of at least one message, "
+                f"got {reprlib.repr(chat)}; a single chat is given as [chat]",
+                param="conversations",
+            )
+
+
+def _require_jobs(jobs: object) -> None:
+    if not (isinstance(jobs, Sequence) and all(isinstance(job, Job) for job in jobs)):
+        raise InvalidRequest(
+            f"jobs must be a list of Job, as in run([Job(prompt=...)]), got {reprlib.repr(jobs)}",
+            param="jobs",
         )
 
 

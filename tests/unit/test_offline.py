@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, Unavailable
 from services.common.sampling import Constraint, ConstraintKind, SamplingParams
 from services.offline import LLM, Job, LLMOptions
 from services.scheduler.core.output import FinishReason
@@ -45,8 +46,12 @@ PERSON = schema(
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    model_dir = make_tiny_model(tmp_path_factory.mktemp("offline") / "tiny", tokenizer=True)
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("offline") / "tiny", tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def llm(model_dir: Path) -> Iterator[LLM]:
     # More rows than the budget has tokens: the smaller counts.
     options = LLMOptions(
         num_gpu_blocks_override=64, max_model_len=256, max_num_seqs=64, max_num_batched_tokens=32
@@ -105,6 +110,42 @@ def test_nothing_runs_if_one_prompt_cannot(llm: LLM, bad: list[int]) -> None:
     assert (llm.load.waiting, llm.load.running) == (0, 0)
     llm.generate([PROMPT], GREEDY)
     assert llm.load.generated_tokens == before.generated_tokens + 8
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("temperature", float("nan")), ("max_tokens", -1), ("max_tokens", "5")]
+)
+def test_a_bad_parameter_is_refused_by_name_before_anything_runs(
+    llm: LLM, field: str, value: Any
+) -> None:
+    before = llm.load
+    with pytest.raises(InvalidRequest, match=f"^{field} must be .*, got {value!r}$"):
+        llm.generate([PROMPT, PROMPT], [GREEDY, replace(GREEDY, **{field: value})])
+    assert llm.load == before
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [[{"role": "user", "content": "Hi"}], [[]], ["Hi"], [["Hi"]], "Hi"],
+    ids=["one chat", "no message", "a text", "a list of texts", "only a text"],
+)
+def test_what_is_no_list_of_chats_is_refused_with_the_way_to_mend_it(llm: LLM, bad: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^conversations\[0\] must .* given as \[chat\]$"):
+        llm.chat(bad, GREEDY)
+
+
+@pytest.mark.parametrize("bad", ["hello", ["hello"], Job(prompt="hello"), None])
+def test_what_is_no_list_of_jobs_is_refused_with_the_way_to_mend_it(llm: LLM, bad: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^jobs must be a list of Job, as in run\("):
+        llm.run(bad)
+
+
+def test_a_closed_llm_says_that_it_is_closed(model_dir: Path) -> None:
+    options = LLMOptions(num_gpu_blocks_override=64, max_model_len=256)
+    with LLM(str(model_dir), options=options) as llm:
+        pass
+    with pytest.raises(Unavailable, match="this LLM is closed"):
+        llm.chat([[{"role": "user", "content": "Hi"}]], GREEDY)
 
 
 def test_a_request_that_breaks_its_steps_ends_alone_and_the_others_go_on(
