@@ -46,7 +46,7 @@ class Choice:
     Attributes:
         text: Decoded, special tokens left out.
         token_ids: As sampled, the one that ended it included.
-        finished: Reason, usage and times.
+        finished: Reason, usage and times; ``finished.error`` if the reason is ERROR.
         logprobs: Of each token, if asked for.
     """
 

@@ -169,6 +169,16 @@ def test_a_request_that_breaks_its_steps_ends_alone_and_the_others_go_on(
     assert [output.choices[0].token_ids for output in outputs] == expected
 
 
+def test_a_choice_that_ended_with_an_error_says_which(llm: LLM) -> None:
+    contradiction = SamplingParams(
+        max_tokens=5, min_tokens=5, allowed_token_ids=llm.facts.eos_token_ids
+    )
+    (output,) = llm.generate([PROMPT], contradiction)
+    (choice,) = output.choices
+    assert (choice.text, choice.finished.reason) == ("", FinishReason.ERROR)
+    assert "no token is left" in str(choice.finished.error)
+
+
 def test_a_row_with_nan_ends_alone_and_whoever_hit_its_blocks_in_the_same_step_is_right(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
