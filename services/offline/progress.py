@@ -27,4 +27,4 @@ class ProgressLine:
         seconds = time.monotonic() - self._started
         rate = num_tokens / seconds if seconds else 0.0
         end = "\n" if done == self._total else ""
-        sys.stderr.write(f"\r{done}/{self._total} prompts, {rate:.0f} tokens/s{end}")
+        sys.stderr.write(f"\r{done}/{self._total} choices, {rate:.0f} tokens/s{end}")

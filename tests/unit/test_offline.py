@@ -294,8 +294,10 @@ def test_jobs_of_another_namespace_do_not_share_blocks(llm: LLM) -> None:
     assert [cached("a"), cached("a"), cached("b")] == [0, 32, 0]
 
 
-def test_progress_is_drawn_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_drawn_when_asked_for_and_counts_choices(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
     llm.generate([PROMPT], GREEDY)
     assert capsys.readouterr().err == ""
-    llm.generate([PROMPT, PROMPT], GREEDY, show_progress=True)
-    assert "2/2 prompts" in capsys.readouterr().err
+    llm.generate([PROMPT, PROMPT], GREEDY, n=2, show_progress=True)
+    assert "4/4 choices" in capsys.readouterr().err
