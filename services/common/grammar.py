@@ -7,10 +7,12 @@ The library refuses what it cannot enforce, by name, and bounds its own work: gr
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import Constraint, ConstraintKind
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # only its stub has it
 
 MAX_SPEC_CHARS = 262_144
+MAX_GBNF_CHARS = 32_768  # which takes a twentieth of a second to translate
 MAX_REFERENCE_DEPTH = 1_000
 _MOST_DIGITS = len(str(MAX_SPEC_CHARS)) + 1
 
 _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
 """White space between JSON's tokens is bounded: no model can go on with it for ever."""
+
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -35,7 +40,7 @@ def grammar_of(constraint: Constraint) -> str:
     """A constraint in llguidance's own notation; whether it is a valid one, ``check`` tells.
 
     Raises:
-        InvalidRequest: The schema is not a JSON object.
+        InvalidRequest: The schema is not a JSON object, or the grammar no GBNF that can be read.
     """
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
@@ -47,11 +52,11 @@ def grammar_of(constraint: Constraint) -> str:
         case ConstraintKind.CHOICE:
             return _of_choices(json.loads(constraint.spec))
         case ConstraintKind.GRAMMAR:
-            return LLMatcher.grammar_from_lark(constraint.spec)
+            return LLMatcher.grammar_from_lark(_lark_of(constraint))
 
 
 def check(constraint: Constraint) -> None:
-    """Refuse a constraint that cannot be enforced; takes less than a millisecond.
+    """Refuse a constraint that cannot be enforced, as far as that shows without the vocabulary.
 
     Raises:
         InvalidRequest: Says what is wrong with it; ``param`` is "constraint".
@@ -129,6 +134,20 @@ def _resolve(schema: Any, ref: str) -> object:
         else:
             return None
     return node
+
+
+def _lark_of(constraint: Constraint) -> str:
+    """A grammar in Lark's notation; llama.cpp's users have theirs in GBNF."""
+    if not _GBNF_RULE.search(constraint.spec):
+        return constraint.spec
+    if len(constraint.spec) > MAX_GBNF_CHARS:
+        raise refusal(
+            constraint, f"it has more than {MAX_GBNF_CHARS} characters of GBNF; write it in Lark"
+        )
+    try:
+        return gbnf_to_lark(constraint.spec)
+    except Exception as error:  # also of no narrower class
+        raise refusal(constraint, f"as GBNF: {error or type(error).__name__}") from None
 
 
 def _of_choices(choices: list[str]) -> str:

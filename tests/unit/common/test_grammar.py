@@ -34,11 +34,18 @@ def schema(value: object) -> Constraint:
         Constraint(ConstraintKind.REGEX, r"\d{3}-[a-z]+"),
         Constraint(ConstraintKind.CHOICE, json.dumps(["yes", 'n"o', "é\n", "\u0007"])),
         Constraint(ConstraintKind.GRAMMAR, 'start: "a" "b"+'),
+        Constraint(ConstraintKind.GRAMMAR, '?start: "::="'),
     ],
     ids=lambda constraint: constraint.kind.name.lower(),
 )
 def test_a_constraint_of_each_kind_is_accepted(constraint: Constraint) -> None:
     check(constraint)
+
+
+def test_a_grammar_may_be_written_in_gbnf() -> None:
+    gbnf = Constraint(ConstraintKind.GRAMMAR, 'root ::= "a" digit+\ndigit ::= [0-9]')
+    check(gbnf)
+    assert "DIGIT: /[0-9]/" in grammar_of(gbnf)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +59,10 @@ def test_a_constraint_of_each_kind_is_accepted(constraint: Constraint) -> None:
         (Constraint(ConstraintKind.REGEX, r"(\d{3"), "regex parse error"),
         (Constraint(ConstraintKind.REGEX, r"(?=a)b"), "look-around"),
         (Constraint(ConstraintKind.GRAMMAR, "start: foo"), "foo"),
+        (Constraint(ConstraintKind.GRAMMAR, "root ::= ("), "as GBNF"),
+        (Constraint(ConstraintKind.GRAMMAR, "root ::= foo"), "foo"),
+        (Constraint(ConstraintKind.GRAMMAR, "root ::= " + "(" * 2_000), "as GBNF"),
+        (Constraint(ConstraintKind.GRAMMAR, "root ::= " + '"a" ' * 10_000), "write it in Lark"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_by_name(constraint: Constraint, named: str) -> None:
