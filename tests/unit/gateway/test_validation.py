@@ -164,6 +164,44 @@ def test_a_bad_value_is_refused_by_name(plan: Any, field: str, value: Any) -> No
     assert field in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages must not be empty"),
+        ({"messages": None}, "messages must be a list, got null"),
+        ({"messages": [{}]}, "messages[0].role is required"),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages[0].content must be text or a list, got 5",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [5]}]},
+            "messages[0].content[0] must be an object, got 5",
+        ),
+        ({"messages": HI * 16385}, "messages has 16385 entries; at most 16384 are allowed"),
+        ({"response_format": "json"}, "response_format must be an object, got 'json'"),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type must be 'text', 'json_object' or 'json_schema', got 'xml'",
+        ),
+        ({"logit_bias": [1]}, "logit_bias must be an object, got a list"),
+        ({"temperature": True}, "temperature must be a number, got true"),
+        ({"top_k": 1.5}, "top_k must be an integer, got 1.5"),
+        ({"stream": 1}, "stream must be true or false, got 1"),
+        (
+            {"structured_outputs": {"json": 5}},
+            "structured_outputs.json must be an object or text, got 5",
+        ),
+    ],
+)
+def test_a_wrong_type_or_length_is_told_in_words_of_the_request(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.message == message
+
+
 CHAT_ONLY = [
     ("messages", []),
     ("messages", None),
