@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
 
-from services.gateway.openai.schema import FIRST_ERROR, MAX_MESSAGES, MAX_TOOLS, StrictModel
+from services.gateway.openai.schema import (
+    FIRST_ERROR,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Integer,
+    StrictModel,
+    WithoutEffect,
+)
 
 CacheControl = Annotated[
     dict[str, Any] | None,
@@ -100,7 +107,7 @@ class Thinking(StrictModel):
     type: Literal["enabled", "disabled", "adaptive"] = Field(
         description="enabled and disabled set enable_thinking of the chat template."
     )
-    budget_tokens: int | None = Field(
+    budget_tokens: WithoutEffect | None = Field(
         None, description="Accepted without effect: thoughts count towards max_tokens only."
     )
     display: Literal["summarized", "omitted"] | None = Field(
@@ -161,7 +168,7 @@ class MessagesRequest(ConversationBody):
         strict=True, extra="allow", frozen=True, json_schema_extra={"examples": [_EXAMPLE]}
     )
 
-    max_tokens: int = Field(
+    max_tokens: Integer = Field(
         description="Most tokens to generate, thoughts included.", json_schema_extra={"minimum": 1}
     )
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
@@ -178,17 +185,17 @@ class MessagesRequest(ConversationBody):
         description="Draw from the likeliest tokens that make up this probability; default 1.",
         json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
     )
-    top_k: int | None = Field(
+    top_k: Integer | None = Field(
         None,
         description="Draw from that many likeliest tokens; 0 or -1 = off.",
         json_schema_extra={"minimum": -1},
     )
-    seed: int | None = Field(
+    seed: Integer | None = Field(
         None,
         description="64-bit integer; the same seed gives the same answer. Drawn if not given.",
         json_schema_extra={"minimum": -9223372036854775808, "maximum": 9223372036854775807},
     )
-    priority: int | None = Field(
+    priority: Integer | None = Field(
         None,
         description="Lower runs first; default 0.",
         json_schema_extra={"minimum": -2147483648, "maximum": 2147483647},

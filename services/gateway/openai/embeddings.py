@@ -20,7 +20,7 @@ from services.gateway.generation import Finish, GenerationRequest
 from services.gateway.openai.parse import validate
 from services.gateway.openai.plan import Caller, PlanContext, check_queueing
 from services.gateway.openai.prompts import parse_prompts
-from services.gateway.openai.schema import PROMPT_SCHEMA, StrictModel
+from services.gateway.openai.schema import AS_WRITTEN, PROMPT_SCHEMA, Integer, StrictModel
 from services.gateway.request_id import new_request_id
 
 MAX_INPUTS = 2048
@@ -53,13 +53,12 @@ class EmbeddingRequest(StrictModel):
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="float (default): numbers; base64: float32, little-endian."
     )
-    dimensions: int | None = Field(
+    dimensions: Annotated[int, Field(ge=1), AS_WRITTEN] | None = Field(
         None,
         description="Keep only that many first elements and scale the vector to length 1 again.",
-        ge=1,
     )
     user: str | None = Field(None, description="Accepted without effect.")
-    truncate_prompt_tokens: int | None = Field(
+    truncate_prompt_tokens: Integer | None = Field(
         None,
         description="Keep only that many last tokens of an input; -1 = what fits.",
         json_schema_extra={"minimum": -1},
@@ -67,7 +66,7 @@ class EmbeddingRequest(StrictModel):
     add_special_tokens: bool | None = Field(
         None, description="Whether the tokenizer adds its special tokens to a text; default true."
     )
-    priority: int | None = Field(
+    priority: Integer | None = Field(
         None,
         description="Lower runs first; default 0.",
         json_schema_extra={"minimum": -2147483648, "maximum": 2147483647},

@@ -155,13 +155,15 @@ def _check_salt(salt: str | None) -> None:
 
 def _check_int32(name: str, value: int | None) -> None:
     if value is not None and not -INT32_LIMIT <= value < INT32_LIMIT:
-        raise InvalidRequest(f"{name} must be a 32-bit integer, got {value}", param=name)
+        raise InvalidRequest(
+            f"{name} must be in [{-INT32_LIMIT}, {INT32_LIMIT - 1}], got {value}", param=name
+        )
 
 
 def _check_truncation(value: int | None) -> None:
     if value is not None and not (value == -1 or 1 <= value < INT32_LIMIT):
         raise InvalidRequest(
-            f"truncate_prompt_tokens must be -1 or at least 1, got {value}",
+            f"truncate_prompt_tokens must be -1 or in [1, {INT32_LIMIT - 1}], got {value}",
             param="truncate_prompt_tokens",
         )
 

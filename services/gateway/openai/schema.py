@@ -6,13 +6,15 @@ everywhere. Fields that are not listed land in ``model_extra``: ``fields.py`` kn
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
 MAX_MESSAGES = 1 << 14
 MAX_TOOLS = 128
+INT64_LIMIT = 2**63
 
 _STOP_SCHEMA = {
     "anyOf": [
@@ -77,7 +79,21 @@ class _StopAtFirst(FailFast):
 
 
 FIRST_ERROR = _StopAtFirst()
-TokenIdList = Annotated[list[int], FIRST_ERROR]
+
+
+def _as_written(value: Any) -> Any:
+    """An integer of more than 64 bits, which JSON's parser gives as a float: its range is wrong,
+    not its type."""
+    is_large = type(value) is float and abs(value) >= INT64_LIMIT
+    return int(Decimal(repr(value))) if is_large else value
+
+
+AS_WRITTEN = BeforeValidator(_as_written)
+Integer = Annotated[int, AS_WRITTEN]
+"""Of any size: its range is checked where it is used."""
+WithoutEffect = Annotated[int, Field(ge=0, le=INT64_LIMIT - 1), AS_WRITTEN]
+"""An integer that is not used."""
+TokenIdList = Annotated[list[Integer], FIRST_ERROR]
 
 
 class StrictModel(BaseModel):
@@ -135,9 +151,11 @@ class StructuredOutputs(StrictModel):
 class RepetitionDetectionOptions(StrictModel):
     """Ends a choice that repeats itself."""
 
-    max_pattern_size: int = Field(description="Longest pattern in tokens.")
-    min_pattern_size: int | None = Field(None, description="Shortest pattern in tokens; default 1.")
-    min_count: int = Field(description="Copies of a pattern that end the choice; at least 2.")
+    max_pattern_size: Integer = Field(description="Longest pattern in tokens.")
+    min_pattern_size: Integer | None = Field(
+        None, description="Shortest pattern in tokens; default 1."
+    )
+    min_count: Integer = Field(description="Copies of a pattern that end the choice; at least 2.")
 
 
 class CommonBody(StrictModel):
@@ -156,7 +174,7 @@ class CommonBody(StrictModel):
     top_p: float | None = Field(
         None, description="Draw from the likeliest tokens that make up this probability; default 1."
     )
-    seed: int | None = Field(
+    seed: Integer | None = Field(
         None,
         description="64-bit integer; the same seed gives the same answer. Drawn if not given.",
         json_schema_extra={"minimum": -9223372036854775808, "maximum": 9223372036854775807},
@@ -185,7 +203,7 @@ class CommonBody(StrictModel):
     )
     prompt_cache_retention: str | None = Field(None, description="Accepted without effect.")
     safety_identifier: str | None = Field(None, description="Accepted without effect.")
-    top_k: int | None = Field(
+    top_k: Integer | None = Field(
         None,
         description="Draw from that many likeliest tokens; 0 or -1 = off.",
         json_schema_extra={"minimum": -1},
@@ -198,7 +216,7 @@ class CommonBody(StrictModel):
     repetition_penalty: float | None = Field(
         None, description="Above 1 lowers tokens of prompt and output; default 1."
     )
-    min_tokens: int | None = Field(
+    min_tokens: Integer | None = Field(
         None,
         description="Nothing ends the choice before; default 0.",
         json_schema_extra={"minimum": 0},
@@ -214,7 +232,7 @@ class CommonBody(StrictModel):
     spaces_between_special_tokens: bool | None = Field(
         None, description="Default true; only matters with skip_special_tokens false."
     )
-    truncate_prompt_tokens: int | None = Field(
+    truncate_prompt_tokens: Integer | None = Field(
         None,
         description="Keep only that many last tokens of the prompt; -1 = what fits.",
         json_schema_extra={"minimum": -1},
@@ -231,7 +249,7 @@ class CommonBody(StrictModel):
     repetition_detection: RepetitionDetectionOptions | None = Field(
         None, description="Ends a choice that repeats itself, with finish_reason stop."
     )
-    priority: int | None = Field(
+    priority: Integer | None = Field(
         None,
         description="Lower runs first; default 0, and nothing else under the policy fcfs.",
         json_schema_extra={"minimum": -2147483648, "maximum": 2147483647},
@@ -249,19 +267,19 @@ class GenerationBody(CommonBody):
     """Fields that chat and completions share."""
 
     stream_options: StreamOptions | None = Field(None, description="Only with stream true.")
-    n: int | None = Field(
+    n: Integer | None = Field(
         None,
         description="Choices per prompt; default 1.",
         json_schema_extra={"minimum": 1},
     )
-    max_tokens: int | None = Field(
+    max_tokens: Integer | None = Field(
         None,
         description=(
             "Most tokens to generate; default 16 in completions, the rest of the context in chat."
         ),
         json_schema_extra={"minimum": 0},
     )
-    prompt_logprobs: int | None = Field(
+    prompt_logprobs: Integer | None = Field(
         None,
         description="Log-probabilities of the prompt, with that many alternatives; not streamed.",
         json_schema_extra={"minimum": 0, "maximum": 20},
@@ -351,13 +369,13 @@ class ChatCompletionRequest(GenerationBody):
     messages: Annotated[list[Message], FIRST_ERROR] = Field(
         description="The conversation.", min_length=1, max_length=MAX_MESSAGES
     )
-    max_completion_tokens: int | None = Field(
+    max_completion_tokens: Integer | None = Field(
         None,
         description="Most tokens to generate; goes before max_tokens.",
         json_schema_extra={"minimum": 1},
     )
     logprobs: bool | None = Field(None, description="Return log-probabilities.")
-    top_logprobs: int | None = Field(
+    top_logprobs: Integer | None = Field(
         None,
         description="0..20 alternatives per token; needs logprobs true.",
         json_schema_extra={"minimum": 0, "maximum": 20},
@@ -426,7 +444,7 @@ class CompletionRequest(GenerationBody):
         description="Text, token ids, or a list of either."
     )
     echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
-    logprobs: int | None = Field(
+    logprobs: Integer | None = Field(
         None,
         description="Log-probabilities with 0..20 alternatives per token.",
         json_schema_extra={"minimum": 0, "maximum": 20},

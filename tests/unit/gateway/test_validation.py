@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from services.common.errors import (
     ModelNotFound,
     Unavailable,
 )
+from services.gateway.body import parse_object
 from services.gateway.fleet import Fleet
 from services.gateway.openai.chat import plan_chat
 from services.gateway.openai.completions import plan_completion
@@ -162,6 +164,31 @@ def test_a_bad_value_is_refused_by_name(plan: Any, field: str, value: Any) -> No
     assert caught.value.http_status == 400
     assert (caught.value.param or "").split(".")[0].split("[")[0] == field
     assert field in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("max_tokens", 10**30, "[1, 2147483647]"),
+        ("seed", 2**64, "[-9223372036854775808, 9223372036854775807]"),
+        ("seed", -(10**30), "[-9223372036854775808, 9223372036854775807]"),
+        ("top_k", 10**20, "[-1, 2147483647]"),
+        ("priority", 10**30, "[-2147483648, 2147483647]"),
+        ("n", 10**30, "[1, 8]"),
+        ("stop_token_ids", [10**30, 10**30], f"0..{VOCAB - 1}"),
+    ],
+)
+@pytest.mark.parametrize("plan", [chat, completion])
+def test_an_integer_of_more_than_64_bits_is_told_the_range_of_its_field(
+    plan: Any, field: str, value: Any, allowed: str
+) -> None:
+    read = parse_object(json.dumps({field: value}).encode())
+    with pytest.raises(InvalidRequest) as caught:
+        plan(**read)
+    assert caught.value.param == field
+    assert allowed in caught.value.message
+    if isinstance(value, int) and value != 2**64:  # the digits that a float keeps
+        assert caught.value.message.endswith(f"got {value}")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from services.gateway.openai.schema import (
     MAX_MESSAGES,
     MAX_TOOLS,
     CommonBody,
+    Integer,
     StrictModel,
+    WithoutEffect,
 )
 
 MESSAGE = "message"
@@ -201,7 +203,7 @@ class ResponseRequest(CommonBody):
     previous_response_id: str | None = Field(
         None, description="A stored response whose conversation goes on; without its instructions."
     )
-    max_output_tokens: int | None = Field(
+    max_output_tokens: Integer | None = Field(
         None, description="Most tokens to generate, thoughts included; default: what fits."
     )
     tools: Annotated[list[FunctionTool], FIRST_ERROR] | None = Field(
@@ -229,7 +231,7 @@ class ResponseRequest(CommonBody):
             "thoughts come in clear, and what hosted tools would add is never there."
         ),
     )
-    top_logprobs: int | None = Field(
+    top_logprobs: Integer | None = Field(
         None, description="0..20 alternatives per token; log-probabilities are returned if not 0."
     )
     truncation: Literal["auto", "disabled"] | None = Field(
@@ -248,7 +250,7 @@ class ResponseRequest(CommonBody):
     stream_options: ResponseStreamOptions | None = Field(
         None, description="Accepted; events are never padded."
     )
-    max_tool_calls: int | None = Field(
+    max_tool_calls: WithoutEffect | None = Field(
         None, description="Accepted without effect: it bounds calls of hosted tools."
     )
     metadata: dict[str, Any] | None = Field(
