@@ -144,6 +144,8 @@ SAMPLING = [
     ("repetition_detection", {"max_pattern_size": 4}),
     ("repetition_detection", {"max_pattern_size": 4, "min_count": 1}),
     ("repetition_detection", {"max_pattern_size": -1, "min_count": 2}),
+    ("repetition_detection", {"max_pattern_size": 2**31, "min_count": 2}),
+    ("repetition_detection", {"max_pattern_size": 4, "min_count": 2**31}),
     ("use_beam_search", True),
     ("length_penalty", 1.5),
     ("suffix", "x"),
@@ -227,6 +229,14 @@ def test_a_wrong_type_or_length_is_told_in_words_of_the_request(
     with pytest.raises(InvalidRequest) as caught:
         chat(**fields)
     assert caught.value.message == message
+
+
+def test_a_rule_against_repetition_that_means_nothing_is_refused_by_its_part() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(repetition_detection={"max_pattern_size": -1, "min_count": 2})
+    assert caught.value.message == (
+        "repetition_detection.max_pattern_size must be in [1, 2147483647], got -1"
+    )
 
 
 CHAT_ONLY = [
