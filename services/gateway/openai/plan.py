@@ -20,6 +20,7 @@ from services.gateway.parsers import Parsers
 
 MAX_SALT_CHARS = 1024
 INT32_LIMIT = 2**31
+MAX_TOKENS = "max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,10 @@ def respelled(error: InvalidRequest, spellings: Mapping[str, str]) -> InvalidReq
     spelling = spellings.get(error.param or "")
     if spelling is None:
         return error
-    return type(error)(f"{spelling}: {error.message}", param=spelling, code=error.code)
+    message = f"{spelling}: {error.message}"
+    if error.param == MAX_TOKENS and MAX_TOKENS in error.message:  # other names are words as well
+        message = error.message.replace(MAX_TOKENS, spelling)
+    return type(error)(message, param=spelling, code=error.code)
 
 
 def check_common(
@@ -180,7 +184,7 @@ def num_choices(body: GenerationBody, limits: Limits) -> int:
     return n
 
 
-def spellings(body: GenerationBody, *, max_tokens: str = "max_tokens") -> dict[str, str]:
+def spellings(body: GenerationBody, *, max_tokens: str = MAX_TOKENS) -> dict[str, str]:
     """What a body calls the fields for which there are several names.
 
     Args:
@@ -189,7 +193,7 @@ def spellings(body: GenerationBody, *, max_tokens: str = "max_tokens") -> dict[s
     """
     structured = body.structured_outputs is not None
     found = {"constraint": "structured_outputs" if structured else "response_format"}
-    return found if max_tokens == "max_tokens" else found | {"max_tokens": max_tokens}
+    return found if max_tokens == MAX_TOKENS else found | {MAX_TOKENS: max_tokens}
 
 
 def stream_usage(body: GenerationBody) -> StreamUsage:

@@ -380,3 +380,10 @@ def test_errors_from_down_the_line_name_the_field_as_here(theirs: str, ours: str
         now=0,
     )
     assert plan.in_client_words(InvalidRequest("no", param=theirs)).param == ours
+
+
+def test_an_answer_that_does_not_fit_is_told_with_the_field_of_this_route() -> None:
+    body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+    plan = plan_message(body, Caller(), planning(), now=0)
+    told = plan.in_client_words(InvalidRequest("lower max_tokens", param="max_tokens"))
+    assert told.message == "lower max_tokens"

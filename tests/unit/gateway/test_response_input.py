@@ -337,6 +337,12 @@ def test_what_the_other_services_refuse_has_the_name_that_it_has_here(
     assert plan.in_client_words(InvalidRequest("no", param=field)).param == expected
 
 
+def test_an_answer_that_does_not_fit_is_told_with_the_field_of_this_route(desk: Desk) -> None:
+    plan = desk.plan_response(max_output_tokens=9).plan
+    told = plan.in_client_words(InvalidRequest("lower max_tokens", param="max_tokens"))
+    assert told.message == "lower max_output_tokens"
+
+
 def test_harmless_values_of_what_is_refused_are_taken(desk: Desk) -> None:
     desk.respond(
         truncation="disabled",

@@ -386,6 +386,14 @@ def test_errors_of_other_services_name_the_client_s_field(
     assert (spelling in error.message) is (spelling != param)
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_that_does_not_fit_is_told_with_the_field_that_asks_for_it(name: str) -> None:
+    said = "the prompt has 5 tokens and max_tokens asks for 9 more; lower max_tokens"
+    error = chat(**{name: 9}).in_client_words(ContextLengthExceeded(said, param="max_tokens"))
+    assert error.message == said.replace("max_tokens", name)
+    assert error.param == name
+
+
 def test_continuing_and_opening_a_turn_exclude_each_other() -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(continue_final_message=True, add_generation_prompt=True)
