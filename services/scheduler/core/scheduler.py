@@ -23,6 +23,7 @@ et al. 2022), chunked prefill after "Sarathi" (Agrawal et al. 2023).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -143,9 +144,12 @@ class Scheduler:
     def _require_queue_room(self, now: float) -> None:
         num_waiting = self._table.num_waiting
         if num_waiting >= self._limits.max_waiting:
+            retry_after_s = self._drain_rate.retry_after_s(num_waiting, now=now)
             raise Overloaded(
-                f"{num_waiting} requests are waiting; at most {self._limits.max_waiting} may",
-                retry_after_s=self._drain_rate.retry_after_s(num_waiting, now=now),
+                f"{num_waiting} requests are waiting; at most {self._limits.max_waiting} may: "
+                f"try again in {math.ceil(retry_after_s)} s; --max-waiting of the server sets "
+                "how many may wait",
+                retry_after_s=retry_after_s,
             )
 
     def prepared(self, handle: int, *, error: SluicewayError | None, now: float) -> None:

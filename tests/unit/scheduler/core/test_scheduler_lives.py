@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from services.common.errors import (
@@ -114,6 +116,8 @@ def test_a_full_queue_is_refused_with_a_retry_after_from_the_drain_rate() -> Non
     with pytest.raises(Overloaded) as caught:
         harness.add(harness.request([2, 3]))
     assert caught.value.retry_after_s == pytest.approx(10.0, rel=0.25)
+    assert f"try again in {math.ceil(caught.value.retry_after_s)} s" in caught.value.message
+    assert "--max-waiting" in caught.value.message
     harness.run()
     harness.assert_all_served()
 
