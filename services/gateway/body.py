@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,8 @@ DISCARD_FACTOR = 4
 cut off while it sends never sees the reply."""
 
 BodyContent = dict[str, Any]
+
+_NOT_A_NUMBER = re.compile(r"NaN|Infinity")
 
 
 async def read_body(receive: Receive, *, headers: Headers, max_bytes: int) -> bytes:
@@ -93,7 +96,8 @@ def parse_object(raw: bytes) -> BodyContent:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+        hint = "; JSON has no NaN or Infinity" if _NOT_A_NUMBER.match(error.doc, error.pos) else ""
+        raise InvalidRequest(f"the body is not valid JSON: {error}{hint}") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deeper_than(body, MAX_DEPTH):

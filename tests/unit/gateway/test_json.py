@@ -35,6 +35,12 @@ def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
         parse_object(raw)
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "[1, NaN]"])
+def test_numbers_that_json_does_not_have_are_told_as_such(value: str) -> None:
+    with pytest.raises(InvalidRequest, match="JSON has no NaN or Infinity"):
+        parse_object(b'{"temperature": %s}' % value.encode())
+
+
 def test_many_brackets_are_not_deep() -> None:
     body = {"x": [[i] for i in range(1000)]}
     assert parse_object(json.dumps(body).encode()) == body
