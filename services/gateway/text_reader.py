@@ -58,6 +58,15 @@ class TextReader:
         self.take(len(mark))
         return True
 
+    def is_cut(self, mark: str) -> bool:
+        """Whether the text has ended and only the beginning of ``mark``, or nothing, is left."""
+        return self._is_ended and mark.startswith(self._text)
+
+    def skip(self, mark: str) -> Steps[None]:
+        """Read ``mark`` if it comes next, or its beginning if the text ends in it."""
+        if not (yield from self.accept(mark)) and self.is_cut(mark):
+            self.take(len(mark))
+
     def skip_space(self) -> Steps[str]:
         """Read white space, and return it."""
         skipped = ""
@@ -65,21 +74,22 @@ class TextReader:
             skipped += self.take(len(self._text) - len(self._text.lstrip()))
         return skipped
 
-    def until(self, mark: str, give: Give) -> Steps[bool]:
+    def until(self, mark: str, give: Give, *, give_begun: Give | None = None) -> Steps[bool]:
         """Read up to ``mark``, which is left to be read; all of it if ``mark`` does not come.
 
         Args:
             mark: Not empty.
             give: Gets the text before it, as soon as it cannot be part of the mark.
+            give_begun: Gets the beginning of a mark that the text ends in; ``None`` = ``give``.
 
         Returns:
             Whether ``mark`` comes next.
         """
         while (found := self._text.find(mark)) < 0:
-            if self._is_ended:
-                give(self.take(len(self._text)))
-                return False
             give(self.take(len(self._text) - _overlap(self._text, mark)))
+            if self._is_ended:
+                (give_begun or give)(self.take(len(self._text)))
+                return False
             yield
         give(self.take(found))
         return True

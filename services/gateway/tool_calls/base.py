@@ -1,7 +1,8 @@
 """What formats of tool calls share: what they find, and how a choice's text goes through one.
 
 A format says how a model writes calls into its text. What reads like a call and is none (broken
-JSON, a function that the request does not offer) stays text.
+JSON, a function that the request does not offer) stays text. So does a call in which the text ends,
+unless whole calls came before it: then the reply has those, and nothing of the cut one.
 """
 
 from __future__ import annotations
@@ -88,6 +89,16 @@ class Findings:
         if shown:
             self._is_after_call = False
             self._found.append(shown)
+
+    def cut_call(self, text: str) -> None:
+        """The beginning of a call in which the text ends; nothing of it is shown beside calls."""
+        if not self._num_calls:
+            self.text(text)
+
+    def cut_mark(self, text: str) -> None:
+        """The beginning of a mark in which the text ends; it may be text, but not behind a call."""
+        if not self._is_after_call:
+            self.text(text)
 
     def begin_call(self, name: str) -> None:
         """A call of a function that is offered; its arguments follow."""

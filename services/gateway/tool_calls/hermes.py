@@ -13,13 +13,15 @@ CLOSING = "</tool_call>"
 
 
 def _read(reader: TextReader, found: Findings) -> Steps[None]:
-    while (yield from reader.until(OPENING, found.text)):
+    while (yield from reader.until(OPENING, found.text, give_begun=found.cut_mark)):
         yield from reader.accept(OPENING)
-        space = yield from reader.skip_space()
-        if (yield from reader.peek()) == "{":
-            yield from read_object(reader, found, before=OPENING + space)
+        before = OPENING + (yield from reader.skip_space())
+        first = yield from reader.peek()
+        if first == "{":
+            yield from read_object(reader, found, before=before)
         else:
-            found.text(OPENING + space)
+            give = found.text if first else found.cut_call
+            give(before)
 
 
 def read_object(reader: TextReader, found: Findings, *, before: str) -> Steps[None]:
@@ -31,13 +33,14 @@ def read_object(reader: TextReader, found: Findings, *, before: str) -> Steps[No
         before: What was read of it already, should it turn out to be text.
     """
     parts: list[str] = []
-    yield from reader.bracketed(parts.append)
+    is_whole = yield from reader.bracketed(parts.append)
     raw = "".join(parts)
     if not found.json_call(raw):
-        found.text(before + raw)
+        give = found.text if is_whole else found.cut_call
+        give(before + raw)
         return
     yield from reader.skip_space()
-    yield from reader.accept(CLOSING)
+    yield from reader.skip(CLOSING)
 
 
 FORMAT = CallFormat(

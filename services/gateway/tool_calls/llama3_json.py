@@ -17,9 +17,12 @@ def _read(reader: TextReader, found: Findings) -> Steps[None]:
         before += _TAG + (yield from reader.skip_space())
     while (yield from reader.peek()) == "{":
         parts: list[str] = []
-        yield from reader.bracketed(parts.append)
+        is_whole = yield from reader.bracketed(parts.append)
         raw = "".join(parts)
         if not found.json_call(raw):
+            if not is_whole:
+                found.cut_call(before + raw)
+                return
             before += raw
             break
         before = ""

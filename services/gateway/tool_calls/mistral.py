@@ -13,7 +13,7 @@ _MARK = "[TOOL_CALLS]"
 
 
 def _read(reader: TextReader, found: Findings) -> Steps[None]:
-    while (yield from reader.until(_MARK, found.text)):
+    while (yield from reader.until(_MARK, found.text, give_begun=found.cut_mark)):
         yield from reader.accept(_MARK)
         before = _MARK + (yield from reader.skip_space())
         if (yield from reader.peek()) == "[":
@@ -27,15 +27,18 @@ def _read_list(reader: TextReader, found: Findings, *, before: str) -> Steps[Non
     before += reader.take(1) + (yield from reader.skip_space())
     while (yield from reader.peek()) == "{":
         parts: list[str] = []
-        yield from reader.bracketed(parts.append)
+        is_whole = yield from reader.bracketed(parts.append)
         if not found.json_call("".join(parts)):
-            found.text(before + "".join(parts))
+            give = found.text if is_whole else found.cut_call
+            give(before + "".join(parts))
             return
         before = ""
         yield from reader.skip_space()
         yield from reader.accept(",")
         yield from reader.skip_space()
-    if before:
+    if not (yield from reader.peek()):
+        found.cut_call(before)
+    elif before:
         found.text(before)
     else:
         yield from reader.accept("]")
@@ -44,11 +47,13 @@ def _read_list(reader: TextReader, found: Findings, *, before: str) -> Steps[Non
 def _read_named(reader: TextReader, found: Findings, *, before: str) -> Steps[None]:
     head: list[str] = []
     arguments: list[str] = []
-    if (yield from reader.until("{", head.append)):
+    is_whole = (yield from reader.until("{", head.append)) and (
         yield from reader.bracketed(arguments.append)
+    )
     name = "".join(head).partition("[ARGS]")[0].partition("[CALL_ID]")[0].strip()
     if not found.call(name, parse_json("".join(arguments))):
-        found.text(before + "".join(head + arguments))
+        give = found.text if is_whole else found.cut_call
+        give(before + "".join(head + arguments))
 
 
 FORMAT = CallFormat(_read, models=("mistral", "mixtral", "ministral"), has_special_tokens=True)

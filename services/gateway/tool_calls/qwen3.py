@@ -19,13 +19,15 @@ _PARAMETER = re.compile(r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>", re.DOTALL
 
 
 def _read(reader: TextReader, found: Findings) -> Steps[None]:
-    while (yield from reader.until(OPENING, found.text)):
+    while (yield from reader.until(OPENING, found.text, give_begun=found.cut_mark)):
         yield from reader.accept(OPENING)
         before = OPENING + (yield from reader.skip_space())
         if (yield from reader.peek()) == "{":
             yield from read_object(reader, found, before=before)
         elif (yield from reader.accept(_FUNCTION)):
             yield from _read_function(reader, found, before=before + _FUNCTION)
+        elif reader.is_cut(_FUNCTION):
+            found.cut_call(before + reader.take(len(_FUNCTION)))
         else:
             found.text(before)
 
@@ -38,10 +40,13 @@ def _read_function(reader: TextReader, found: Findings, *, before: str) -> Steps
     name, _, body = raw.partition(">")
     name = name.strip()
     if not is_closed or not found.call(name, _arguments(body, found.tools.get(name, {}))):
-        found.text(before + raw + (_FUNCTION_END if is_closed else ""))
+        if is_closed:
+            found.text(before + raw + _FUNCTION_END)
+        else:
+            found.cut_call(before + raw)
         return
     yield from reader.skip_space()
-    yield from reader.accept(CLOSING)
+    yield from reader.skip(CLOSING)
 
 
 def _arguments(body: str, schema: JsonObject) -> JsonObject:

@@ -217,6 +217,52 @@ def test_a_text_without_calls_comes_through_as_it_is_and_at_once(name: str) -> N
     assert read(parser(name), [" \n Hi [x] {y} <z> \n"]) == (" \n Hi [x] {y} <z> \n", [])
 
 
+HERMES_CALL = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+QWEN_CALL = "<tool_call><function=ping></function></tool_call>"
+CUT: list[tuple[str, str, str]] = [
+    *(
+        ("hermes", HERMES_CALL, HERMES_CALL[:size])
+        for size in range(1, HERMES_CALL.index("}}") + 2)
+    ),
+    *(("qwen3", QWEN_CALL, QWEN_CALL[:size]) for size in range(1, QWEN_CALL.index("</tool") - 1)),
+    ("llama3_json", '{"name": "ping", "parameters": {}}; ', '{"name": "pi'),
+    ("mistral", '[TOOL_CALLS] [{"name": "ping", "arguments": {}}, ', '{"name": "pi'),
+    ("mistral", "[TOOL_CALLS]ping{}", "[TOOL_CALLS] ["),
+    ("mistral", "[TOOL_CALLS]ping{}", "[TOOL_CALLS]pi"),
+    ("mistral", "[TOOL_CALLS]ping{}", "[TOOL_CALLS]ping{"),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "cut"), CUT)
+def test_nothing_of_a_call_that_is_cut_is_shown_beside_whole_calls(
+    name: str, call: str, cut: str
+) -> None:
+    text = f"So: {call}\n{cut}" if name != "llama3_json" else call + cut
+    content = "So:" if name != "llama3_json" else ""
+    for pieces in ([text], list(text)):
+        assert read(parser(name), pieces) == (content, [("ping", {})])
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3"])
+def test_a_closing_mark_that_is_cut_is_not_shown(name: str) -> None:
+    for size in range(len("</tool_call>")):
+        text = HERMES_CALL.replace("</tool_call>", "</tool_call>"[:size])
+        assert read(parser(name), [text]) == read(parser(name), list(text)) == ("", [("ping", {})])
+
+
+@pytest.mark.parametrize("text", ["a <tool", f"{HERMES_CALL} Or <tool", f"{HERMES_CALL} x</tool"])
+def test_the_beginning_of_a_mark_behind_other_text_is_text(text: str) -> None:
+    for pieces in ([text], list(text)):
+        content, _ = read(parser("hermes"), pieces)
+        assert content == text.removeprefix(HERMES_CALL).lstrip()
+
+
+def test_text_before_a_call_that_is_cut_is_kept() -> None:
+    text = f'{HERMES_CALL}\nAnd then:\n<tool_call>\n{{"name": "pi'
+    for pieces in ([text], list(text)):
+        assert read(parser("hermes"), pieces) == ("And then:", [("ping", {})])
+
+
 def test_a_call_is_told_as_soon_as_it_is_closed() -> None:
     reading = parser("hermes")
     assert reading.feed('<tool_call>{"name": "ping"').calls == []

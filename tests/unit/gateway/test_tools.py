@@ -351,6 +351,19 @@ def test_a_model_that_is_free_to_call_may_call_and_talk(
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def test_a_free_call_that_is_cut_leaves_the_whole_ones_and_ends_with_length(hermes: Desk) -> None:
+    hermes.script = said(f"{CALL}\n{CALL}", size=1)
+    for max_tokens in range(len(CALL), len(CALL) + CALL.index("}}") + 2):
+        reply = hermes.chat(tools=[WEATHER], max_tokens=max_tokens)
+        assert calls_of(reply) == [("get_w", ARGUMENTS)]
+        assert reply["choices"][0]["message"]["content"] is None
+        assert reply["choices"][0]["finish_reason"] == "length"
+        *chunks, _ = hermes.chat_events(tools=[WEATHER], max_tokens=max_tokens)
+        assert streamed_calls(chunks) == calls_of(reply)
+        assert content_of(chunks) == ""
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
 def test_a_call_of_a_tool_that_is_not_allowed_is_text(hermes: Desk) -> None:
     hermes.script = said(CALL)
     fields: dict[str, Any] = {"tools": [WEATHER, PING]}
