@@ -28,7 +28,7 @@ _MOST_DIGITS = len(str(MAX_SPEC_CHARS)) + 1
 _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,20}"}
 """White space between JSON's tokens is bounded: no model can go on with it for ever."""
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 _ANY_OBJECT = '{"type": "object"}'
 

@@ -59,6 +59,7 @@ def test_a_grammar_may_be_written_in_gbnf() -> None:
         (Constraint(ConstraintKind.REGEX, r"(\d{3"), "regex parse error"),
         (Constraint(ConstraintKind.REGEX, r"(?=a)b"), "look-around"),
         (Constraint(ConstraintKind.GRAMMAR, "start: foo"), "foo"),
+        (Constraint(ConstraintKind.GRAMMAR, "\n" * 200_000), "Empty grammar"),
         (Constraint(ConstraintKind.GRAMMAR, "root ::= ("), "as GBNF"),
         (Constraint(ConstraintKind.GRAMMAR, "root ::= foo"), "foo"),
         (Constraint(ConstraintKind.GRAMMAR, "root ::= " + "(" * 2_000), "as GBNF"),
