@@ -56,6 +56,15 @@ def test_products_are_those_of_float64(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_more_than_a_cache_holds_are_multiplied_tile_by_tile(
+    library: Library, dtype: torch.dtype
+) -> None:
+    weight, x = draw(40, 1536, dtype=dtype), draw(700, 1536, dtype=dtype, seed=2)
+    linear = NativeLinear.pack(weight, None, library=library)
+    assert_close(linear(x), functional.linear(x.double(), weight.double()), terms=1536)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(("out_size", "in_size"), [(74, 45), (576, 576), (64, 1536)])
 def test_a_row_does_not_depend_on_the_rows_around_it(

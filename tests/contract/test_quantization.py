@@ -142,6 +142,17 @@ def test_native_products_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_more_than_a_tile_takes_are_multiplied_tile_by_tile(
+    library: Library, method: QuantizationMethod, dtype: torch.dtype
+) -> None:
+    native = NativeLinear.pack_quantized(
+        method.quantize(draw(40, 64)), None, dtype=dtype, library=library
+    )
+    x = draw(1100, 64, dtype=dtype, seed=2)
+    assert torch.equal(native(x), torch.cat([native(x[:600]), native(x[600:])]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_depends_on_others_only_by_whether_they_are_more_than_eight(
     library: Library, method: QuantizationMethod, dtype: torch.dtype
 ) -> None:

@@ -25,8 +25,10 @@ constexpr int64_t kSumsStride = kBlockPanels * kLanes;
 // Tiles of so many rows and kBlockPanels panels are written at once, so they may run twice.
 constexpr int64_t kTwiceRows = 2 * kBlockRows;
 
-// Rows of x, and panels of their weights, that one tile takes: both stay in the second-level cache.
-constexpr int64_t kTileRows = 4 * kBlockRows;
+// Rows of x, and panels of their weights, that one tile takes. So many bytes of x stay in the
+// second-level cache while tile by tile all panels pass by.
+constexpr int64_t kTileBytes = 1 << 20;
+constexpr int64_t kLeastTileRows = 4 * kBlockRows;
 constexpr int64_t kTilePanels = 8;
 constexpr int64_t kTilesPerThread = 4;
 // Weights that are widened first should be used by many rows.
@@ -83,7 +85,9 @@ public:
     explicit Tiles(const Product& product)
         : rows_(product.rows), panels_(product.linear.num_panels) {
         const bool is_plain = !is_quantized(product.linear.format);
-        const int64_t row_tiles = divide_up(rows_, is_plain ? kTileRows : kWidenedTileRows);
+        const int64_t row_bytes = product.linear.num_steps * kGroup * (product.linear.is_bf16 ? 2 : 4);
+        const int64_t most_rows = is_plain ? std::max(kLeastTileRows, kTileBytes / row_bytes) : kWidenedTileRows;
+        const int64_t row_tiles = divide_up(rows_, most_rows);
         tile_rows_ = divide_up(divide_up(rows_, row_tiles), kBlockRows) * kBlockRows;
         tile_panels_ = rows_ <= kTwiceRows ? kBlockPanels
                        : is_plain          ? kTilePanels
@@ -92,24 +96,25 @@ public:
         while (tile_panels_ > 2 && count() < wanted) tile_panels_ /= 2;
     }
 
-    int64_t count() const { return divide_up(rows_, tile_rows_) * divide_up(panels_, tile_panels_); }
+    int64_t count() const { return divide_up(rows_, tile_rows_) * columns(); }
 
     bool may_run_twice() const { return tile_rows_ <= kTwiceRows && tile_panels_ <= kBlockPanels; }
 
-    // Tiles of the same panels follow one another. Where there are no such, threads that claim tiles
-    // in turn have neighbours one after the other: each reads its share of the weights in one piece.
+    // Tiles of the same rows follow one another, in an order in which threads that claim tiles in turn
+    // have neighbours: each reads its share of the weights in one piece.
     Tile at(int64_t index) const {
-        const int64_t row_tiles = divide_up(rows_, tile_rows_);
-        const int64_t row = index % row_tiles * tile_rows_;
-        int64_t column = index / row_tiles;
-        const int64_t threads = num_threads(), share = count() / threads;
-        if (row_tiles == 1 && column < share * threads) column = column % threads * share + column / threads;
+        const int64_t row = index / columns() * tile_rows_;
+        int64_t column = index % columns();
+        const int64_t threads = num_threads(), share = columns() / threads;
+        if (column < share * threads) column = column % threads * share + column / threads;
         const int64_t panel = column * tile_panels_;
         return {row, std::min(tile_rows_, rows_ - row), panel, std::min(tile_panels_, panels_ - panel)};
     }
 
 private:
     static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+    int64_t columns() const { return divide_up(panels_, tile_panels_); }
 
     int64_t rows_, panels_, tile_rows_, tile_panels_;
 };
