@@ -129,11 +129,13 @@ def snippets(url: str, *, model: str, needs_key: bool) -> list[str]:
     key = "YOUR_KEY" if needs_key else "none"
     return [
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} \\",
-        f'  -d \'{{"model": "{model}", "messages": {_MESSAGES}}}\'',
+        f'  -d \'{{"model": "{model}", "temperature": 0, "messages": {_MESSAGES}}}\'',
         "",
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{url}/v1", api_key="{key}")',
         f"messages = {_MESSAGES}",
-        f'reply = client.chat.completions.create(model="{model}", messages=messages)',
+        "reply = client.chat.completions.create(",
+        f'    model="{model}", temperature=0, messages=messages',
+        ")",
         "print(reply.choices[0].message.content)",
     ]
