@@ -133,6 +133,7 @@ class LLM:
                 then.
             Unavailable: The LLM is closed.
         """
+        _require_prompts(prompts)
         each = _one_each(params, len(prompts))
         jobs = [
             Job(prompt=prompt, params=one, n=n, constraint=constraint)
@@ -156,6 +157,7 @@ class LLM:
             RequestFailed: The model's states are not numbers.
             Unavailable: The LLM is closed.
         """
+        _require_prompts(prompts)
         jobs = [Job(prompt=prompt, pools=True) for prompt in prompts]
         return [
             _vector(output.choices[0].finished)
@@ -236,6 +238,15 @@ def _require_chats(conversations: Iterable[object]) -> None:
                 f"got {reprlib.repr(chat)}; a single chat is given as [chat]",
                 param="conversations",
             )
+
+
+def _require_prompts(prompts: object) -> None:
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        raise InvalidRequest(
+            f"prompts must be a list of prompts, got {reprlib.repr(prompts)}; "
+            "a single one is given as [prompt]",
+            param="prompts",
+        )
 
 
 def _require_jobs(jobs: object) -> None:

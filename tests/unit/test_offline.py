@@ -134,6 +134,13 @@ def test_what_is_no_list_of_chats_is_refused_with_the_way_to_mend_it(llm: LLM, b
         llm.chat(bad, GREEDY)
 
 
+@pytest.mark.parametrize("bad", ["hello", None])
+def test_what_is_no_list_of_prompts_is_refused_with_the_way_to_mend_it(llm: LLM, bad: Any) -> None:
+    for ask in (llm.generate, llm.embed):
+        with pytest.raises(InvalidRequest, match=r"^prompts must be .* given as \[prompt\]$"):
+            ask(bad)
+
+
 @pytest.mark.parametrize("bad", ["hello", ["hello"], Job(prompt="hello"), None])
 def test_what_is_no_list_of_jobs_is_refused_with_the_way_to_mend_it(llm: LLM, bad: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^jobs must be a list of Job, as in run\("):
