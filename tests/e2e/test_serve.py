@@ -42,7 +42,8 @@ def test_the_curl_that_is_printed_works(system: System) -> None:
 def test_the_openai_snippet_that_is_printed_works(system: System) -> None:
     lines = system.output.splitlines()
     first = lines.index("from openai import OpenAI")
-    program = "\n".join(lines[first : first + 5])
+    last = next(i for i, line in enumerate(lines) if i > first and line.startswith("print("))
+    program = "\n".join(lines[first : last + 1])
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False
     )
