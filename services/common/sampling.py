@@ -184,12 +184,12 @@ class SamplingParams:
         rule = self.repetition_detection
         if rule is None:
             return
-        if not (1 <= rule.min_pattern_size <= rule.max_pattern_size and rule.min_count >= 2):
-            raise InvalidRequest(
-                "repetition_detection needs 1 <= min_pattern_size <= max_pattern_size and "
-                f"min_count >= 2, got {rule}",
-                param="repetition_detection",
-            )
+        for name, value, low, high in (
+            ("max_pattern_size", rule.max_pattern_size, 1, 2**31 - 1),
+            ("min_pattern_size", rule.min_pattern_size, 1, rule.max_pattern_size),
+            ("min_count", rule.min_count, 2, 2**31 - 1),
+        ):
+            _require_int(f"repetition_detection.{name}", value, low=low, high=high)
 
     def validate_token_ids(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.
@@ -227,12 +227,13 @@ def _require_number(
 
 
 def _require_int(name: str, value: int, *, low: int, high: int) -> None:
+    param = name.split(".")[0]
     try:
         inside = low <= operator.index(value) <= high
     except TypeError:
-        raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name) from None
+        raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=param) from None
     if not inside:
-        raise InvalidRequest(f"{name} must be in [{low}, {high}], got {value}", param=name)
+        raise InvalidRequest(f"{name} must be in [{low}, {high}], got {value}", param=param)
 
 
 def _require_len(name: str, length: int, *, high: int) -> None:

@@ -19,7 +19,6 @@ from services.gateway.openai.schema import GenerationBody
 MAX_STOPS = 128
 MAX_STOP_CHARS = 1024
 MAX_TOKEN_ID = 2**32 - 1
-MAX_INT32 = 2**31 - 1
 
 # Fields whose name and meaning are those of SamplingParams.
 _DIRECT = (
@@ -100,16 +99,7 @@ def _repetition_detection(body: GenerationBody) -> RepetitionDetection | None:
     if rule is None or rule.max_pattern_size == 0:
         return None
     shortest = 1 if rule.min_pattern_size is None else rule.min_pattern_size
-    _check_pattern_field("max_pattern_size", rule.max_pattern_size, low=1)
-    _check_pattern_field("min_pattern_size", shortest, low=1, high=rule.max_pattern_size)
-    _check_pattern_field("min_count", rule.min_count, low=2)
     return RepetitionDetection(rule.max_pattern_size, shortest, rule.min_count)
-
-
-def _check_pattern_field(name: str, value: int, *, low: int, high: int = MAX_INT32) -> None:
-    if not low <= value <= high:
-        field = f"repetition_detection.{name}"
-        raise InvalidRequest(f"{field} must be in [{low}, {high}], got {value}", param=field)
 
 
 def stop_strings(stop: object) -> tuple[str, ...]:
