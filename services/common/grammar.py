@@ -146,7 +146,7 @@ def _lark_of(constraint: Constraint) -> str:
         )
     try:
         return gbnf_to_lark(constraint.spec)
-    except Exception as error:  # also of no narrower class
+    except Exception as error:  # the library raises plain Exception, and RecursionError
         raise refusal(constraint, f"as GBNF: {error or type(error).__name__}") from None
 
 
