@@ -1,6 +1,6 @@
 """A scheduler core and a worker's executor, side by side: requests in, results out.
 
-Steps go from one to the other as the bytes that the wire would carry. Knows token ids, no text.
+Steps go from one to the other past the wire. Knows token ids, no text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from services.common.block_hash import directory_revision, root_key
 from services.common.errors import SluicewayError
 from services.common.grammar import check as check_constraint
 from services.common.sampling import Constraint, draw_seed
+from services.offline.convert import OUTCOMES, Outcome, step_of
 from services.offline.jobs import EndsHere, Job
 from services.offline.options import LLMOptions
 from services.offline.progress import ProgressLine
 from services.offline.results import Results
 from services.offline.trace import Trace
-from services.scheduler.convert import outcome_from_bytes, plan_to_bytes
 from services.scheduler.core.output import AbortReason, StepUpdate
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
@@ -59,7 +59,7 @@ class LocalEngine:
         self._revision = directory_revision(model_dir)
         self._handles = itertools.count(1)
         self._grammar_refs = itertools.count(1)
-        self._in_flight: deque[Future[bytes]] = deque()
+        self._in_flight: deque[Future[Outcome]] = deque()
 
     def close(self) -> None:
         """Stop the threads."""
@@ -167,13 +167,13 @@ class LocalEngine:
         plan = self.scheduler.schedule(now=time.monotonic())
         if plan is None:
             return False
-        self._in_flight.append(self._executor.submit(plan_to_bytes(plan)))
+        self._in_flight.append(self._executor.submit_step(step_of(plan), OUTCOMES))
         self.trace.note(plan, num_in_flight=len(self._in_flight))
         return True
 
     def _await_step(self, results: Results) -> StepUpdate:
         """Wait for the oldest step and apply it."""
-        outcome, logprobs = outcome_from_bytes(self._in_flight.popleft().result())
+        outcome, logprobs = self._in_flight.popleft().result()
         update = self.scheduler.apply(outcome, now=time.monotonic())
         results.take(update, logprobs)
         return update

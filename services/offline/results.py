@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
-from services.scheduler.convert import LogprobColumns
+from services.offline.convert import OutputLogprobs, prompt_logprobs_of
 from services.scheduler.core.output import Finished, StepUpdate
-from services.tokenizer.convert import LogprobReader, prompt_logprobs_from_message
 from services.tokenizer.tokens import Logprobs, PromptLogprobs
+from services.worker.runner.step_output import PromptLogprobChunk
 
 
 class Results:
@@ -25,17 +25,17 @@ class Results:
         self.logprobs: dict[int, Logprobs] = {}
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
 
-    def take(self, update: StepUpdate, logprobs: LogprobColumns) -> None:
+    def take(self, update: StepUpdate, logprobs: OutputLogprobs | None) -> None:
         """Take a step's."""
-        for handle, offset, count, start in zip(
-            update.handles, update.offsets, update.counts, update.source_starts, strict=True
-        ):
-            message = logprobs.of(start, count)
-            if message is not None:
-                found = LogprobReader(message).take(0, count) or Logprobs()
-                self.logprobs.setdefault(handle, Logprobs()).extend(found, shift=offset)
+        if logprobs is not None:
+            for handle, offset, start in zip(
+                update.handles, update.offsets, update.source_starts, strict=True
+            ):
+                found = logprobs.of(start)
+                if found is not None:
+                    self.logprobs.setdefault(handle, Logprobs()).extend(found, shift=offset)
         for handle, chunk in update.prompt_logprobs:
-            part = prompt_logprobs_from_message(cast("Any", chunk))  # opaque to the core
+            part = prompt_logprobs_of(cast(PromptLogprobChunk, chunk))  # opaque to the core
             if handle in self.prompt_logprobs:
                 self.prompt_logprobs[handle].extend(part)
             else:

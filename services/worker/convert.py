@@ -38,7 +38,7 @@ def step_from_bytes(data: bytes) -> Step:
     )
 
 
-def result_to_bytes(output: StepOutput, *, gap_s: float) -> bytes:
+def result_to_bytes(output: StepOutput, gap_s: float) -> bytes:
     """Serialise a ``StepResult``.
 
     Args:

@@ -1,8 +1,8 @@
 """Runs the model's work in a thread of its own, so that the I/O loop is never held up.
 
 ``submit(step bytes) -> Future(result bytes)`` is the seam: one thread for one rank here, processes
-for several ranks later, and nothing above it changes. Jobs run one at a time, in the order of
-submission.
+for several ranks later, and nothing above it changes. A caller in this process may also hand over
+a ``Step``, and gets the result as it likes. Jobs run one at a time, in the order of submission.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from llguidance import LLMatcher
@@ -21,9 +23,12 @@ from services.common.telemetry import get_logger
 from services.worker.convert import failure_to_bytes, result_to_bytes, step_from_bytes
 from services.worker.runner.build import Built, RunnerFacts
 from services.worker.runner.model_runner import ModelRunner
+from services.worker.runner.step_input import Step
+from services.worker.runner.step_output import StepOutput
 from services.worker.sampling.grammar_compiler import GrammarCompiler
 
 log = get_logger(__name__)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,22 @@ class StepTimes:
     num_tokens: int
     num_rows: int
     has_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResultForm(Generic[R]):
+    """What the result of a step is handed on as; made in the executor's thread.
+
+    Attributes:
+        of_output: Of what the runner gave, and the seconds since the step before ended.
+        of_failure: Of the step's number and the exception that ended it.
+    """
+
+    of_output: Callable[[StepOutput, float], R]
+    of_failure: Callable[[int, Exception], R]
+
+
+_WIRE_FORM = ResultForm(result_to_bytes, failure_to_bytes)
 
 
 class Executor:
@@ -99,7 +120,11 @@ class Executor:
             A serialised ``StepResult``; a step that raised is one too. The future itself fails only
             if ``frame`` is no step, or no runner is loaded.
         """
-        return self._pool.submit(self._step, frame)
+        return self._pool.submit(self._step, partial(step_from_bytes, frame), _WIRE_FORM)
+
+    def submit_step(self, step: Step, form: ResultForm[R]) -> Future[R]:
+        """Run a step that is one already; order and errors as ``submit``."""
+        return self._pool.submit(self._step, lambda: step, form)
 
     def prepare(self, ref: int, constraint: Constraint) -> Future[None]:
         """Compile a grammar; steps submitted after the future is done may name it.
@@ -154,29 +179,29 @@ class Executor:
         if self._runner is not None:
             self._runner.reset()
 
-    def _step(self, frame: bytes) -> bytes:
+    def _step(self, take: Callable[[], Step], form: ResultForm[R]) -> R:
         started = time.monotonic()
         self._started_at = started
         try:
-            return self._run(frame, started)
+            return self._run(take, form, started)
         finally:
             self._started_at = None
             self._ended_at = time.monotonic()
 
-    def _run(self, frame: bytes, started: float) -> bytes:
+    def _run(self, take: Callable[[], Step], form: ResultForm[R], started: float) -> R:
         if self._runner is None:
             raise InvariantError("a step came before the model was loaded")
         gap_s = 0.0 if self._ended_at is None else started - self._ended_at
-        step = step_from_bytes(frame)
+        step = take()
         device_s, num_tokens, has_failed = 0.0, 0, False
         try:
             output = self._runner.execute(step)
-            result = result_to_bytes(output, gap_s=gap_s)
+            result = form.of_output(output, gap_s)
             device_s, num_tokens = output.device_s, output.num_tokens
         except Exception as error:  # the one boundary that reports: a step fails, not the worker
             log.exception("step_failed", step=step.step)
             self._runner.forget(step)
-            result, has_failed = failure_to_bytes(step.step, error), True
+            result, has_failed = form.of_failure(step.step, error), True
         self._on_step(
             StepTimes(
                 total_s=time.monotonic() - started,

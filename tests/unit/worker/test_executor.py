@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError
 from services.common.errors import InvalidRequest, InvariantError
 from services.common.pb import worker_pb2
 from services.common.sampling import Constraint, ConstraintKind
-from services.worker.executor import Executor, StepTimes
+from services.worker.convert import step_from_bytes
+from services.worker.executor import Executor, ResultForm, StepTimes
 from services.worker.runner.build import Built
 from services.worker.runner.step_input import Step
 from services.worker.runner.step_output import StepOutput
@@ -142,6 +143,23 @@ def test_an_exception_becomes_a_failed_result_and_the_next_step_runs(
     after = worker_pb2.StepResult.FromString(executor.submit(frame(14)).result(60))
     assert not after.HasField("failed")
     assert [entry.has_failed for entry in times] == [True, False]
+
+
+def test_a_step_from_this_process_gives_its_result_in_the_form_that_was_asked_for(
+    executor: Executor,
+) -> None:
+    runner = load(executor)
+    form: ResultForm[tuple[object, ...]] = ResultForm(
+        lambda output, gap_s: (output.step, output.handles, gap_s),
+        lambda step, error: (step, str(error)),
+    )
+    first, bad, last = (
+        executor.submit_step(step_from_bytes(frame(step)), form) for step in (1, 13, 14)
+    )
+    assert first.result(60) == (1, [7], 0.0)
+    assert bad.result(60) == (13, "unlucky")
+    assert last.result(60)[:2] == (14, [7])
+    assert runner.seen == [1, 13, 14] and runner.forgotten == [13]
 
 
 def test_what_is_no_step_fails_its_future(executor: Executor) -> None:
