@@ -164,9 +164,8 @@ def in_client_words(respell: Respell) -> Iterator[None]:
 
 async def _pump_all(generations: list[Generation], take: TakeUpdate) -> None:
     """Hand every update of every generation on, those of one prompt in order."""
-    if len(generations) == 1:
-        await pump(0, generations[0], take)
-        return
+    # Also a single one in a task of its own: what wakes it for each token need not go through all
+    # the coroutines and middleware that wait for it.
     async with asyncio.TaskGroup() as group:
         for index, generation in enumerate(generations):
             group.create_task(pump(index, generation, take))
