@@ -50,7 +50,9 @@ class LocalEngine:
             ConfigError: The model, the device or the memory is not what the settings need.
         """
         self.trace = Trace()
-        self._executor = Executor(num_threads=options.num_threads, on_step=self.trace.times.append)
+        self._executor = Executor(
+            num_threads=options.num_threads, on_step=lambda times: self.trace.times.append(times)
+        )
         runner_options = options.for_runner(model_dir)
         self.facts = self._executor.load(
             lambda: build_runner(runner_options, report=lambda _: None)

@@ -2,13 +2,14 @@
 
     python -m tests.benchmarks.bench_split [--model smollm2] [--requests 16 64] ...
 
-All ways have the same runner, scheduler core, depth, threads and prompts. The ways: the runner
-called in a bare loop; ``services.offline.LLM``; a client on a Session with the scheduler; streams
-over HTTP. In each repetition all take a turn and then another in turned order: where the machine
-gets slower or faster meanwhile, it does so for all alike. Shares are taken within each repetition;
-medians over the repetitions count. CPU seconds are those of one repetition; the client's are this
-process's own. The last line is the Session client's share of the single process's speed, the lowest
-of all sizes.
+All ways have the same runner, scheduler core, depth, threads and prompts. The ways:
+``services.offline.LLM``, the single process; a client on a Session with the scheduler; streams over
+HTTP. In each repetition all take a turn and then another in turned order: where the machine gets
+slower or faster meanwhile, it does so for all alike. The runner called in a bare loop goes through
+the same work beside the single process, step by step in turn. Shares are taken within each
+repetition; medians over the repetitions count. CPU seconds are those of one repetition; the
+client's are this process's own. The last line is the Session client's share of the single process's
+speed, the lowest of all sizes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import statistics
 import tempfile
 import time
@@ -30,36 +30,24 @@ import psutil
 import torch
 
 from services.common.fingerprint import text_fingerprint
-from services.common.sampling import SamplingParams
 from services.offline import LLM, LLMOptions
 from services.pull import ensure_model
 from services.worker.executor import StepTimes
 from services.worker.runner.build import build_runner
 from services.worker.runner.model_runner import ModelRunner
+from tests.benchmarks.bare_loop import STEPS_PER_TURN, share_of_bare_loop
+from tests.benchmarks.work import Work, make_work
 from tests.e2e.system import CLUSTER_TOKEN, System
 from tests.unit.scheduler.session_client import SessionClient
-from tests.unit.worker.runner.driver import Driver
 
-Run = Callable[["Work"], int | None]
+Run = Callable[[Work], int | None]
 
-PROMPT_TOKENS = 32
 BLOCK_SIZE = 16
 NUM_BLOCKS = 2048
 NUM_STEPS = 200
 TIMEOUT_S = 600.0
-TARGETS = {"bare": "0.98-1.02", "session": "0.95", "http": "0.90 at 16, 0.85 at 64"}
-
-
-@dataclass(frozen=True)
-class Work:
-    """Requests that run at once; each gets exactly ``num_tokens`` tokens."""
-
-    prompts: list[list[int]]
-    num_tokens: int
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(temperature=0.0, max_tokens=self.num_tokens, ignore_eos=True)
+TARGETS = {"session": "0.95", "http": "0.90 at 16, 0.85 at 64"}
+TARGET_OF_BARE_LOOP = "0.98-1.02"
 
 
 @dataclass(frozen=True)
@@ -88,28 +76,7 @@ class Sample:
         )
 
 
-def make_work(num_requests: int, num_tokens: int, *, seed: int, vocab_size: int) -> Work:
-    """Prompts that nobody has seen before."""
-    draw = random.Random(seed)
-    prompts = [
-        [draw.randrange(100, vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(num_requests)
-    ]
-    return Work(prompts, num_tokens)
-
-
 # ---- the ways
-
-
-def run_bare(runner: ModelRunner, work: Work) -> None:
-    """All prompts in one step, then one token each a step; nothing is scheduled or sent."""
-    runner.reset()
-    driver = Driver(runner, block_size=BLOCK_SIZE)
-    handles = range(1, len(work.prompts) + 1)
-    for handle, prompt in zip(handles, work.prompts, strict=True):
-        driver.add(handle, prompt, work.sampling)
-    runner.execute(driver.plan(dict.fromkeys(handles, PROMPT_TOKENS)))
-    for _ in range(work.num_tokens - 1):
-        runner.execute(driver.plan(dict.fromkeys(handles, 1)))
 
 
 def run_single(llm: LLM, work: Work) -> None:
@@ -302,8 +269,8 @@ def main() -> None:
         asyncio.Runner() as loop,  # one for all: gRPC stays with the first that it has seen
     ):
         system.until_ready()
+        runner = bare_runner(model_dir, options)
         ways: dict[str, Run] = {
-            "bare": partial(run_bare, bare_runner(model_dir, options)),
             "single": partial(run_single, llm),
             "session": lambda work: loop.run(run_session(system, text_fp, work)),
             "http": lambda work: loop.run(run_http(system, work)),
@@ -311,6 +278,7 @@ def main() -> None:
         ratios = []
         for size in args.requests:
             samples: dict[str, list[Sample]] = {way: [] for way in ways}
+            bare_shares = []
             for repetition in range(args.repetitions + 1):
                 work = make_work(
                     size, args.output_tokens, seed=repetition, vocab_size=llm.facts.vocab_size
@@ -320,7 +288,14 @@ def main() -> None:
                     continue  # that warmed up
                 for way, run in reversed(ways.items()):
                     samples[way].append(turns[way] + measure(run, work, system=system))
+                bare_shares.append(share_of_bare_loop(llm, runner, work, block_size=BLOCK_SIZE))
             ratios.append(report(size, samples))
+            print(
+                f"{size:3} requests  bare loop, in turns of {STEPS_PER_TURN} steps  "
+                f"{statistics.median(bare_shares):5.3f} of single (wanted: {TARGET_OF_BARE_LOOP}), "
+                f"least {min(bare_shares):.3f}, most {max(bare_shares):.3f}",
+                flush=True,
+            )
         print_overhead(llm, model_dir, options, args.requests)
     print(f"ratio {min(ratios):.3f}")
 
