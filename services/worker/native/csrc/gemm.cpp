@@ -124,6 +124,7 @@ struct Panels {
     const uint8_t* data;
     size_t panel_bytes;
     int64_t num_steps;
+    bool is_near;  // in the second-level cache already
 };
 
 // Computes sums[rows][panels * kLanes] of up to kBlockRows rows and kBlockPanels panels.
@@ -133,8 +134,8 @@ public:
     template <class Step>
     void run(Inputs<bf16> x, int64_t rows, const Panels& panels, int num_panels, float* sums) {
         config_.set(rows);
-        AmxBlock block{x.data, x.stride,         panels.data, panels.panel_bytes, panels.num_steps,
-                       sums,   kSumsStride};
+        AmxBlock block{x.data,           x.stride, panels.data, panels.panel_bytes, panels.num_steps,
+                       panels.is_near, sums,     kSumsStride};
         const auto advance = [&](int count) {
             num_panels -= count;
             block.panel += count * block.panel_bytes;
@@ -305,7 +306,8 @@ void each_block(const Tile& tile, const Panels& panels, Body body) {
             const Tile block{tile.first_row + r, std::min(tile.num_rows - r, kBlockRows),
                              tile.first_panel + p,
                              std::min<int64_t>(tile.num_panels - p, kBlockPanels)};
-            body(block, Panels{panels.data + p * panels.panel_bytes, panels.panel_bytes, panels.num_steps});
+            body(block, Panels{panels.data + p * panels.panel_bytes, panels.panel_bytes, panels.num_steps,
+                               panels.is_near || r > 0});
         }
     }
 }
@@ -338,7 +340,7 @@ void run_plain(const Product& product, Inputs<T> x) {
     const Linear& linear = product.linear;
     each_tile(product, [&](const Tile& tile, Claim& claim) {
         run_tile<T, Step>(product, x, tile,
-                          {linear.panel(tile.first_panel), linear.panel_bytes(), linear.num_steps}, claim);
+                          {linear.panel(tile.first_panel), linear.panel_bytes(), linear.num_steps, false}, claim);
     });
 }
 
@@ -354,7 +356,7 @@ void run_widened(const Product& product, Inputs<T> x) {
             widen_panel<Stored, Step>(linear.panel(tile.first_panel + p), panels + p * panel_bytes,
                                       linear.num_steps);
         }
-        run_tile<T, Step>(product, x, tile, {panels, panel_bytes, linear.num_steps}, claim);
+        run_tile<T, Step>(product, x, tile, {panels, panel_bytes, linear.num_steps, true}, claim);
     });
 }
 

@@ -23,6 +23,7 @@ struct AmxBlock {
     const uint8_t* panel;
     size_t panel_bytes;
     int64_t num_steps;
+    bool is_near;  // in the second-level cache already
     float* sums;
     int64_t sums_stride;  // elements
 };
@@ -30,7 +31,7 @@ struct AmxBlock {
 // Asks for a step of `count` panels.
 template <int count>
 inline void amx_prefetch(const AmxBlock& block, int64_t step) {
-    if (step + kStepsAhead >= block.num_steps) return;
+    if (block.is_near || step + kStepsAhead >= block.num_steps) return;
     const uint8_t* from = block.panel + (step + kStepsAhead) * sizeof(Bf16Step);
     for (int panel = 0; panel < count; ++panel, from += block.panel_bytes) {
         for (size_t line = 0; line < sizeof(Bf16Step); line += 64) _mm_prefetch(from + line, _MM_HINT_T1);
@@ -140,24 +141,34 @@ inline void amx_block_2x1(const AmxBlock& block) {
     SL_STORE(2, 1, 0);
 }
 
-// 17 to 32 rows by two panels.
+// 17 to 32 rows by two panels. A tile of the next step is loaded as soon as its register has been used
+// for the last time: loads and products overlap little where the other thread of the core is busy.
 inline void amx_block_2x2(const AmxBlock& block) {
     const int64_t x_bytes = block.x_stride * 2, sums_bytes = block.sums_stride * 4;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t step = 0; step < block.num_steps; ++step) {
+    int64_t step = 0;
+    SL_LOAD_X(4, 0);
+    SL_LOAD_PANEL(7, 1);
+    SL_LOAD_PANEL(6, 0);
+    SL_LOAD_X(5, 1);
+    while (++step < block.num_steps) {
         amx_prefetch<2>(block, step);
-        SL_LOAD_X(4, 0);
-        SL_LOAD_PANEL(6, 0);
         _tile_dpbf16ps(0, 4, 6);
-        SL_LOAD_PANEL(7, 1);
         _tile_dpbf16ps(1, 4, 7);
-        SL_LOAD_X(5, 1);
-        _tile_dpbf16ps(2, 5, 6);
+        SL_LOAD_X(4, 0);
         _tile_dpbf16ps(3, 5, 7);
+        SL_LOAD_PANEL(7, 1);
+        _tile_dpbf16ps(2, 5, 6);
+        SL_LOAD_PANEL(6, 0);
+        SL_LOAD_X(5, 1);
     }
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(2, 5, 6);
     SL_STORE(0, 0, 0);
     SL_STORE(1, 0, 1);
     SL_STORE(2, 1, 0);
