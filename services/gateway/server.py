@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.common.errors import ConfigError
-from services.common.lifecycle import Lifecycle
+from services.common.lifecycle import Lifecycle, freeze_garbage
 from services.common.telemetry import get_logger
 from services.gateway.admission import Admission
 from services.gateway.app import Gateway, build_app
@@ -53,6 +53,7 @@ async def serve(config: GatewayConfig, life: Lifecycle) -> None:
     async with asyncio.TaskGroup() as group:
         server = GatewayServer(config)
         address = await server.start(group)
+        freeze_garbage()
         log.info("listening", address=address)
         await life.stopping.wait()
         await server.stop()

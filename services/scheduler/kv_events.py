@@ -26,6 +26,9 @@ from services.scheduler.kv_feed import EngineCard, KvFeed
 
 ANSWER_TIMEOUT_S = 5.0
 MAX_UNTOLD_ENDS = 64
+NEWS_PERIOD_S = 0.1
+"""Pause between messages: while many requests decode each step fills blocks, and who looks for
+prefixes can do without the last of them for so long."""
 _CHECK_PERIOD_S = 0.5
 _FIRST_BACKOFF_S = 0.2
 _LAST_BACKOFF_S = 5.0
@@ -142,6 +145,7 @@ class KvPublisher:
         while True:
             self._wake.clear()
             await self._write_news(call)
+            await asyncio.sleep(NEWS_PERIOD_S)
             await self._wait_for_news()
             self._check_answers()
 

@@ -169,6 +169,22 @@ async def test_the_index_hears_what_is_stored_removed_and_cleared() -> None:
         await index.until_gone(5)
 
 
+async def test_what_changes_soon_after_a_message_goes_together_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_events, "NEWS_PERIOD_S", 0.5)
+    index = Index()
+    async with serving(index) as address, publishing(address) as publisher:
+        publisher.engine_up(CARD, published_keys=bytes)
+        publisher.publish(5, stored=[key(0)], removed=[])
+        await index.holds(5, {key(0)})
+        for number in range(1, 20):
+            publisher.publish(5, stored=[key(number)], removed=[])
+            await asyncio.sleep(0.001)
+        await index.holds(5, {key(number) for number in range(20)})
+        assert index.num_messages <= 3
+
+
 async def test_an_index_that_was_restarted_is_told_everything_again() -> None:
     held = {key(1), key(2)}
     async with AsyncExitStack() as stack:
