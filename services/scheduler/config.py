@@ -42,7 +42,7 @@ class SchedulerConfig(ServiceConfig):
         1024, ge=1, description="Most waiting requests per engine; more are refused with a 429."
     )
     step_time_target_ms: float = Field(
-        200.0,
+        500.0,
         ge=0,
         description="Milliseconds that a step with decoding requests should last: prompts are cut "
         "so that they do not make the others stutter, to less where decoding alone is fast, but to "

@@ -9,8 +9,9 @@ from services.scheduler.core.request import Request
 
 _MOST_DECODES = 3.0
 """Steps of decoding alone that one with prompts beside may last: a stream that has been fast goes
-on at a part of its speed and does not halt. Where more wait for their first token than decode,
-it is more by as much: a burst must not be held up by the first of it that decode."""
+on at a part of its speed and does not halt. Where more wait for their first token than decode
+(the crowd), it is more by as much, and more is risked on what small steps have taught: a burst must
+not be held up by the first of it that decode."""
 
 
 class Cap(Protocol):
@@ -74,11 +75,13 @@ class TokenBudget:
         if not self.has_target or num_decode_rows == 0:
             return self._max_tokens
         decode_s = self._cost_model.decode_s
+        crowd = max(1.0, num_waiting / num_decode_rows)
         step_s = self._target_s
         if decode_s:
-            patience = _MOST_DECODES * max(1.0, num_waiting / num_decode_rows)
-            step_s = min(step_s, patience * decode_s)
-        affordable = self._cost_model.prefill_tokens_in(max(step_s - decode_s, decode_s))
+            step_s = min(step_s, _MOST_DECODES * crowd * decode_s)
+        affordable = self._cost_model.prefill_tokens_in(
+            max(step_s - decode_s, decode_s), boldness=crowd
+        )
         if affordable is None:
             return self._max_tokens
         prefill_tokens = max(self._min_prefill_tokens, affordable)

@@ -60,11 +60,17 @@ class StepCostModel:
         decode_s = self.decode_s if num_decode_rows else 0.0
         return decode_s + num_prefill_tokens * self._prefill_token_s
 
-    def prefill_tokens_in(self, seconds: float) -> int | None:
-        """Prompt tokens that take so long, as far as can be told; None if none were measured."""
+    def prefill_tokens_in(self, seconds: float, *, boldness: float = 1.0) -> int | None:
+        """Prompt tokens that take so long, as far as can be told; None if none were measured.
+
+        Args:
+            seconds: The time.
+            boldness: How many times as far as else to go beyond what was learnt from.
+        """
         if not self._prefill_token_s:
             return None
-        return int(min(seconds / self._prefill_token_s, _REACH * self._usual_prefill_tokens))
+        reach = _REACH * boldness * self._usual_prefill_tokens
+        return int(min(seconds / self._prefill_token_s, reach))
 
     @property
     def decode_s(self) -> float:

@@ -68,6 +68,15 @@ def test_a_burst_is_not_held_up_by_the_first_of_it_that_decode() -> None:
     )
 
 
+def test_a_burst_goes_as_far_beyond_what_small_steps_have_taught_as_it_is_large() -> None:
+    model = StepCostModel()
+    model.observe(num_decode_rows=0, num_prefill_tokens=60, device_s=60 * PREFILL_TOKEN_S)
+    model.observe(num_decode_rows=1, num_prefill_tokens=0, device_s=DECODE_S)
+    budget = _budget(model, target_s=1.0)
+    assert budget.for_step(4, num_waiting=4) == 4 + 2 * 60
+    assert budget.for_step(4, num_waiting=12) == 4 + 3 * 2 * 60
+
+
 def test_a_step_in_which_nobody_decodes_is_not_limited() -> None:
     assert _budget(_taught(StepCostModel()), target_s=0.060).for_step(0, num_waiting=1) == 2048
 
