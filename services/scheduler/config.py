@@ -44,7 +44,8 @@ class SchedulerConfig(ServiceConfig):
     step_time_target_ms: float = Field(
         500.0,
         ge=0,
-        description="Milliseconds that a step with decoding requests should last: prompts are cut "
-        "so that they do not make the others stutter, to less where decoding alone is fast, but to "
-        "no less than decoding takes beside them; 0 = prompts take the whole token budget.",
+        description="Most milliseconds that a step with decoding requests should last: prompts are "
+        "cut so that they do not make the others stutter, to less where decoding alone is fast and "
+        "no more requests wait than decode, but to no less than decoding takes beside them; "
+        "0 = prompts take the whole token budget.",
     )

@@ -4,9 +4,9 @@
 
 All ways have the same runner, scheduler core, depth, threads and prompts. The ways:
 ``services.offline.LLM``, the single process; a client on a Session with the scheduler; streams over
-HTTP. In each repetition all take a turn and then another in turned order: where the machine gets
-slower or faster meanwhile, it does so for all alike. The runner called in a bare loop goes through
-the same work beside the single process, step by step in turn. Shares are taken within each
+HTTP. In each repetition all take four turns, every second time in turned order: where the machine
+gets slower or faster meanwhile, it does so for all alike. The runner called in a bare loop goes
+through the same work beside the single process, some steps each in turn. Shares are taken within each
 repetition; medians over the repetitions count. CPU seconds are those of one repetition; the
 client's are this process's own. The last line is the Session client's share of the single process's
 speed, the lowest of all sizes.
@@ -17,12 +17,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import operator
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ Run = Callable[[Work], int | None]
 BLOCK_SIZE = 16
 NUM_BLOCKS = 2048
 NUM_STEPS = 200
+TURNS = 4
 TIMEOUT_S = 600.0
 TARGETS = {"session": "0.95", "http": "0.90 at 16, 0.85 at 64"}
 TARGET_OF_BARE_LOOP = "0.98-1.02"
@@ -250,11 +252,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What the split into processes costs.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--requests", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--output-tokens", type=int, default=256)
+    parser.add_argument("--output-tokens", type=int, default=128, help="of one turn")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--pipeline-depth", type=int, default=2)
     parser.add_argument("--num-threads", type=int, default=None, help="default: torch's choice")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.output_tokens % STEPS_PER_TURN:
+        parser.error(f"--output-tokens must be a multiple of {STEPS_PER_TURN}")
+    return args
 
 
 def main() -> None:
@@ -283,11 +288,16 @@ def main() -> None:
                 work = make_work(
                     size, args.output_tokens, seed=repetition, vocab_size=llm.facts.vocab_size
                 )
-                turns = {way: measure(run, work, system=system) for way, run in ways.items()}
-                if not repetition:
-                    continue  # that warmed up
-                for way, run in reversed(ways.items()):
-                    samples[way].append(turns[way] + measure(run, work, system=system))
+                if not repetition:  # to warm up
+                    for run in ways.values():
+                        run(work)
+                    continue
+                turns: dict[str, list[Sample]] = {way: [] for way in ways}
+                for turn in range(TURNS):
+                    for way in sorted(ways, reverse=turn % 2 == 1):
+                        turns[way].append(measure(ways[way], work, system=system))
+                for way, found in turns.items():
+                    samples[way].append(reduce(operator.add, found))
                 bare_shares.append(share_of_bare_loop(llm, runner, work, block_size=BLOCK_SIZE))
             ratios.append(report(size, samples))
             print(
