@@ -6,10 +6,10 @@ All ways have the same runner, scheduler core, depth, threads and prompts. The w
 ``services.offline.LLM``, the single process; a client on a Session with the scheduler; streams over
 HTTP. In each repetition all take four turns, every second time in turned order: where the machine
 gets slower or faster meanwhile, it does so for all alike. The runner called in a bare loop goes
-through the same work beside the single process, some steps each in turn. Shares are taken within each
-repetition; medians over the repetitions count. CPU seconds are those of one repetition; the
-client's are this process's own. The last line is the Session client's share of the single process's
-speed, the lowest of all sizes.
+through the same work beside the single process, some steps each in turn. Shares are taken within
+each repetition; medians over the repetitions count. CPU seconds are those of one repetition; the
+client's are this process's own. The last line is the Session client's share of the single
+process's speed, the lowest of all sizes.
 """
 
 from __future__ import annotations
