@@ -167,8 +167,12 @@ async def _pump_all(generations: list[Generation], take: TakeUpdate) -> None:
     # Also a single one in a task of its own: what wakes it for each token need not go through all
     # the coroutines and middleware that wait for it.
     async with asyncio.TaskGroup() as group:
-        for index, generation in enumerate(generations):
+        tasks = [
             group.create_task(pump(index, generation, take))
+            for index, generation in enumerate(generations)
+        ]
+    for task in tasks:
+        task.result()  # the group passes over one that was cancelled: its answer is not complete
 
 
 async def pump(prompt_index: int, generation: Generation, take: TakeUpdate) -> None:
