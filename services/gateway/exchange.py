@@ -81,7 +81,7 @@ class Exchange(Response):
         Cancelled if the client goes, or if the gateway cannot wait for it any longer.
 
         Raises:
-            SluicewayError: What is to be told instead.
+            SluicewayError: What is to be told instead, alone or in groups.
         """
 
     def error_event(self, error: SluicewayError) -> bytes:

@@ -55,7 +55,7 @@ class GenerationExchange(Exchange):
         """Generate what was planned and give the reply.
 
         Raises:
-            SluicewayError: What is to be told instead.
+            SluicewayError: What is to be told instead, alone or in groups.
         """
         with (
             self.context.metrics.record(plan.requests, arrival=self._arrival) as record,
@@ -149,7 +149,7 @@ def num_tokens(update: Update) -> int:
 def in_client_words(respell: Respell) -> Iterator[None]:
     """Errors of the other services name fields as this client's body does.
 
-    Those of a batch of prompts come as a group.
+    Those of the prompts come as a group.
 
     Args:
         respell: Gives an error that names the field as the body does.
@@ -167,12 +167,8 @@ async def _pump_all(generations: list[Generation], take: TakeUpdate) -> None:
     # Also a single one in a task of its own: what wakes it for each token need not go through all
     # the coroutines and middleware that wait for it.
     async with asyncio.TaskGroup() as group:
-        tasks = [
+        for index, generation in enumerate(generations):
             group.create_task(pump(index, generation, take))
-            for index, generation in enumerate(generations)
-        ]
-    for task in tasks:
-        task.result()  # the group passes over one that was cancelled: its answer is not complete
 
 
 async def pump(prompt_index: int, generation: Generation, take: TakeUpdate) -> None:

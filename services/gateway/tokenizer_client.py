@@ -351,6 +351,12 @@ async def _read(
         if isinstance(translated, Unavailable) and not before_first:
             translated = WorkerLost(f"the tokenizer was lost: {translated.message}")
         raise translated from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # The channel was closed under the call: it is that which was cancelled, not who reads it.
+        raise WorkerLost("the tokenizer left before the request was finished") from None
     if message is grpc.aio.EOF:
         return None
     return cast(tokenizer_pb2.TextDelta, message)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
+from services.common.rpc import Endpoints
+from services.gateway import tokenizer_client
 from tests.fakes.tokenizer import MODEL, FakeTokenizer, Script
 from tests.unit.gateway.http.conftest import Front, gateway
 
@@ -119,3 +122,29 @@ async def test_equal_client_ids_do_not_mix_requests(front: Front) -> None:
     assert response.headers["x-request-id"] == "same"
     first, second = front.tokenizer.requests
     assert first.key.request_id != second.key.request_id
+
+
+@pytest.mark.parametrize("prompt", ["one", ["one", "two"]], ids=["one", "batch"])
+async def test_a_stream_whose_tokenizer_leaves_the_list_under_it_ends_with_an_error(
+    prompt: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_left = asyncio.Event()
+
+    async def watch(endpoints: Endpoints) -> AsyncIterator[frozenset[str]]:
+        yield await endpoints.resolve()
+        await has_left.wait()
+        yield frozenset()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Endpoints, "watch", watch)
+    monkeypatch.setattr(tokenizer_client, "CLOSE_GRACE_S", 0.1)
+    fake = FakeTokenizer(Script(tokens=("a",) * 10_000, pace_s=0.01), has_feeds=False)
+    async with fake.serving() as tokenizer, gateway(tokenizer) as front:
+        body = {"model": MODEL, "prompt": prompt, "stream": True}
+        text = ""
+        async with front.http.stream("POST", "/v1/completions", json=body) as response:
+            async for piece in response.aiter_text():
+                text += piece
+                has_left.set()
+        assert "worker_lost" in text
+        assert "[DONE]" not in text
