@@ -8,6 +8,7 @@ delays a step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
@@ -27,8 +28,8 @@ from services.scheduler.kv_feed import EngineCard, KvFeed
 ANSWER_TIMEOUT_S = 5.0
 MAX_UNTOLD_ENDS = 64
 NEWS_PERIOD_S = 0.1
-"""Pause between messages: while many requests decode each step fills blocks, and who looks for
-prefixes can do without the last of them for so long."""
+"""Pause between rounds of messages: while many requests decode each step fills blocks, and who
+looks for prefixes can do without the last of them for so long."""
 _CHECK_PERIOD_S = 0.5
 _FIRST_BACKOFF_S = 0.2
 _LAST_BACKOFF_S = 5.0
@@ -53,6 +54,7 @@ class KvPublisher:
         self._token = cluster_token
         self._feeds: dict[int, KvFeed] = {}
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()  # an engine has come or gone: that does not wait
         self._answered_at = 0.0
 
     @property
@@ -69,7 +71,7 @@ class KvPublisher:
         """
         if self._addresses:
             self._feeds[card.engine_id] = KvFeed(card, published_keys=published_keys)
-            self._wake.set()
+            self._tell_at_once()
 
     def engine_down(self, engine_id: int) -> None:
         """An engine has ended, whatever it held."""
@@ -77,7 +79,7 @@ class KvPublisher:
         if feed is not None:
             feed.end()
             self._forget_oldest_ends()
-            self._wake.set()
+            self._tell_at_once()
 
     def publish(
         self,
@@ -92,6 +94,10 @@ class KvPublisher:
         if feed is not None:
             feed.change(stored=stored, removed=removed, is_cleared=is_cleared)
             self._wake.set()
+
+    def _tell_at_once(self) -> None:
+        self._wake.set()
+        self._hurry.set()
 
     def _forget_oldest_ends(self) -> None:
         """An index that stays away is not told of ends for ever: it forgets by leases as well."""
@@ -144,9 +150,10 @@ class KvPublisher:
         self._answered_at = time.monotonic()
         while True:
             self._wake.clear()
+            self._hurry.clear()
             await self._write_news(call)
-            await asyncio.sleep(NEWS_PERIOD_S)
-            await self._wait_for_news()
+            await _until_set(self._hurry, timeout_s=NEWS_PERIOD_S)
+            await _until_set(self._wake, timeout_s=_CHECK_PERIOD_S)
             self._check_answers()
 
     async def _write_news(self, call: PublishCall) -> None:
@@ -160,13 +167,6 @@ class KvPublisher:
                 self._answered_at = time.monotonic()
             if feed.is_over:
                 self._feeds.pop(feed.card.engine_id, None)
-
-    async def _wait_for_news(self) -> None:
-        try:
-            async with asyncio.timeout(_CHECK_PERIOD_S):
-                await self._wake.wait()
-        except TimeoutError:
-            return
 
     def _check_answers(self) -> None:
         metrics.KV_BACKLOG_KEYS.set(self.num_backlog_keys)
@@ -192,6 +192,12 @@ class KvPublisher:
 
 
 PublishCall = grpc.aio.StreamStreamCall[pb.KvEvents, pb.KvAck]
+
+
+async def _until_set(event: asyncio.Event, *, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 async def _write_one(call: PublishCall, message: pb.KvEvents) -> None:

@@ -185,6 +185,17 @@ async def test_what_changes_soon_after_a_message_goes_together_in_the_next(
         assert index.num_messages <= 3
 
 
+async def test_the_end_of_an_engine_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "NEWS_PERIOD_S", 3_600)
+    index = Index()
+    async with serving(index) as address, publishing(address) as publisher:
+        publisher.engine_up(CARD, published_keys=bytes)
+        publisher.publish(5, stored=[key(0)], removed=[])
+        await index.holds(5, {key(0)})
+        publisher.engine_down(5)
+        await index.until_gone(5)
+
+
 async def test_an_index_that_was_restarted_is_told_everything_again() -> None:
     held = {key(1), key(2)}
     async with AsyncExitStack() as stack:
