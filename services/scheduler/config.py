@@ -42,10 +42,10 @@ class SchedulerConfig(ServiceConfig):
         1024, ge=1, description="Most waiting requests per engine; more are refused with a 429."
     )
     step_time_target_ms: float = Field(
-        500.0,
+        200.0,
         ge=0,
-        description="Most milliseconds that a step with decoding requests should last: prompts are "
-        "cut so that they do not make the others stutter, to less where decoding alone is fast and "
-        "no more requests wait than decode, but to no less than decoding takes beside them; "
-        "0 = prompts take the whole token budget.",
+        description="Most milliseconds that a step with decoding requests should last: prompts "
+        "are cut so that they do not make the others stutter, to less where decoding alone is "
+        "fast, but to no less than decoding takes beside them. Where more requests wait than "
+        "decode it is more, up to 2.5 times as much. 0 = prompts take the whole token budget.",
     )

@@ -10,8 +10,10 @@ from services.scheduler.core.request import Request
 _MOST_DECODES = 3.0
 """Steps of decoding alone that one with prompts beside may last: a stream that has been fast goes
 on at a part of its speed and does not halt. Where more wait for their first token than decode
-(the crowd), it is more by as much, and more is risked on what small steps have taught: a burst must
-not be held up by the first of it that decode."""
+(the crowd), it is more by as much: a burst must not be held up by the first of it that decode."""
+
+_MOST_TARGETS = 2.5
+"""Times the target that a crowd may stretch a step to."""
 
 
 class Cap(Protocol):
@@ -70,13 +72,13 @@ class TokenBudget:
 
         Args:
             num_decode_rows: Running requests that compute one token.
-            num_waiting: Requests whose prompt is not computed yet, running or not.
+            num_waiting: Requests whose prompt is not computed yet, running or about to.
         """
         if not self.has_target or num_decode_rows == 0:
             return self._max_tokens
         decode_s = self._cost_model.decode_s
         crowd = max(1.0, num_waiting / num_decode_rows)
-        step_s = self._target_s
+        step_s = self._target_s * min(crowd, _MOST_TARGETS)
         if decode_s:
             step_s = min(step_s, _MOST_DECODES * crowd * decode_s)
         affordable = self._cost_model.prefill_tokens_in(

@@ -9,7 +9,8 @@ while nothing but decodes run.
 A few prompt tokens beside decodes seem to cost next to nothing: the weights are read anyway, and
 the processor has time to spare. Many do cost. So what few have taught says little of many: larger
 steps outweigh smaller ones, and nothing is foretold far beyond the size that was learnt from: up to
-twice that size, what was free before can be missed by one step of decoding, not more.
+twice that size, what was free before can be missed by one step of decoding, not more. Who has more
+to win by a large step than to lose by a late one may be bolder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What goes into the core and what comes out of it: plans, results, finishes, events, loads.
 
-Plain values; ``scheduler/convert.py`` maps them to messages. Columns lie side by side, as on the
-wire.
+Plain values; ``scheduler/convert.py`` maps them to messages and ``offline/convert.py`` to the
+runner's values. Columns lie side by side, as on the wire.
 """
 
 from __future__ import annotations

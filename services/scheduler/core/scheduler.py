@@ -226,7 +226,8 @@ class Scheduler:
             return self._limits.max_num_batched_tokens
         running = self._running.requests
         num_decode_rows = _num_decode_rows(running)
-        num_waiting = len(running) - num_decode_rows + len(self._waiting)
+        free_seats = self._limits.max_num_seqs - len(running)
+        num_waiting = len(running) - num_decode_rows + min(len(self._waiting), free_seats)
         return self._token_budget.for_step(num_decode_rows, num_waiting=num_waiting)
 
     def _schedule_running(self, step: StepBuilder) -> None:

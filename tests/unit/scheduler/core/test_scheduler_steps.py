@@ -116,6 +116,23 @@ def test_a_step_time_target_cuts_a_long_prompt_while_others_decode() -> None:
     assert harness.reason(long) is FinishReason.LENGTH
 
 
+def test_who_waits_for_a_seat_does_not_stretch_the_steps_of_those_that_run() -> None:
+    chunks = []
+    for backlog in (0, 20):
+        harness = Harness(
+            limits(step_time_target_s=0.02, max_num_batched_tokens=64, max_num_seqs=2)
+        )
+        harness.step_s = 0.01
+        harness.add(harness.request(_prompt(10), max_tokens=30))
+        for _ in range(5):
+            harness.step()
+        for number in range(1 + backlog):
+            harness.add(harness.request(_prompt(60, start=20 + number)))
+        harness.step()
+        chunks.append(harness.plans[-1].num_tokens)
+    assert chunks == [[1, 10], [1, 10]]
+
+
 @DEPTHS
 def test_preemption_takes_the_last_of_the_running_returns_all_its_blocks_and_resumes_it_first(
     depth: int,

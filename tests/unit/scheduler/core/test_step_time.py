@@ -64,8 +64,16 @@ def test_a_burst_is_not_held_up_by_the_first_of_it_that_decode() -> None:
     )
     capped = _budget(_taught(StepCostModel()), target_s=0.060)
     assert capped.for_step(1, num_waiting=100) == pytest.approx(
-        1 + (0.060 - DECODE_S) / PREFILL_TOKEN_S, abs=2
+        1 + (2.5 * 0.060 - DECODE_S) / PREFILL_TOKEN_S, abs=2
     )
+
+
+def test_where_no_more_wait_than_decode_the_target_is_the_most_that_a_step_may_last() -> None:
+    budget = _budget(_taught(StepCostModel()), target_s=0.060)
+    for num_waiting in (1, 8, 16):
+        assert budget.for_step(16, num_waiting=num_waiting) == pytest.approx(
+            16 + (0.060 - DECODE_S) / PREFILL_TOKEN_S, abs=2
+        )
 
 
 def test_a_burst_goes_as_far_beyond_what_small_steps_have_taught_as_it_is_large() -> None:
