@@ -31,6 +31,8 @@ constexpr int64_t kTileBytes = 1 << 20;
 constexpr int64_t kLeastTileRows = 4 * kBlockRows;
 constexpr int64_t kTilePanels = 8;
 constexpr int64_t kTilesPerThread = 4;
+// Panels of a tile that are so many bytes stay in that cache beside x.
+constexpr size_t kNearBytes = 512 << 10;
 // Weights that are widened first should be used by many rows.
 constexpr int64_t kWidenedTileRows = 1024;
 constexpr int64_t kWidenedTilePanels = 4;
@@ -301,13 +303,14 @@ void write(const Product& product, const float* sums, const Tile& block) {
 template <class Body>
 void each_block(const Tile& tile, const Panels& panels, Body body) {
     // Few rows stay in the first-level cache while all panels of the tile pass by.
+    const bool stays = tile.num_panels * panels.panel_bytes <= kNearBytes;
     for (int64_t r = 0; r < tile.num_rows; r += kBlockRows) {
         for (int64_t p = 0; p < tile.num_panels; p += kBlockPanels) {
             const Tile block{tile.first_row + r, std::min(tile.num_rows - r, kBlockRows),
                              tile.first_panel + p,
                              std::min<int64_t>(tile.num_panels - p, kBlockPanels)};
             body(block, Panels{panels.data + p * panels.panel_bytes, panels.panel_bytes, panels.num_steps,
-                               panels.is_near || r > 0});
+                               stays && (panels.is_near || r > 0)});
         }
     }
 }

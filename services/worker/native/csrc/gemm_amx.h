@@ -150,6 +150,7 @@ inline void amx_block_2x2(const AmxBlock& block) {
     _tile_zero(2);
     _tile_zero(3);
     int64_t step = 0;
+    amx_prefetch<2>(block, step);
     SL_LOAD_X(4, 0);
     SL_LOAD_PANEL(7, 1);
     SL_LOAD_PANEL(6, 0);
