@@ -10,6 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from services.offline import LLM
 from services.worker.executor import StepTimes
@@ -26,20 +27,22 @@ class _Turns(list[StepTimes]):
     def __init__(self) -> None:
         super().__init__()
         self._begins, self._ends = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_over = self._is_free = False
 
     def append(self, times: StepTimes) -> None:
         """A step has run."""
         super().append(times)
-        if len(self) % STEPS_PER_TURN == 0:
-            self.leave()
+        if len(self) % STEPS_PER_TURN == 0 and not self._is_free:
+            self._ends.release()
             self.enter()
 
     def enter(self) -> None:
         """Wait for the engine's turn."""
         self._begins.acquire()
 
-    def leave(self) -> None:
-        """The engine's turn is over."""
+    def end(self) -> None:
+        """The engine has nothing left to do."""
+        self._is_over = True
         self._ends.release()
 
     def take(self) -> float:
@@ -47,7 +50,13 @@ class _Turns(list[StepTimes]):
         began = time.perf_counter()
         self._begins.release()
         self._ends.acquire()
+        assert not self._is_over, "the engine ended before its turns did"
         return time.perf_counter() - began
+
+    def let_go(self) -> None:
+        """Let the engine go on to its end."""
+        self._is_free = True
+        self._begins.release()
 
 
 def share_of_bare_loop(llm: LLM, runner: ModelRunner, work: Work, *, block_size: int) -> float:
@@ -56,27 +65,32 @@ def share_of_bare_loop(llm: LLM, runner: ModelRunner, work: Work, *, block_size:
     Args:
         llm: The single process.
         runner: Like the one in ``llm``.
-        work: Its number of tokens is a multiple of ``STEPS_PER_TURN``.
+        work: Its number of tokens is a multiple of ``STEPS_PER_TURN``, and all its prompts fit
+            into one step.
         block_size: Of the runner.
     """
     turns = llm.trace.times = _Turns()
 
     def generate() -> None:
         turns.enter()
-        llm.generate(work.prompts, work.sampling)
-        turns.leave()
+        try:
+            llm.generate(work.prompts, work.sampling)
+        finally:
+            turns.end()
 
-    thread = threading.Thread(target=generate)
-    thread.start()
     steps = _bare_steps(runner, work, block_size=block_size)
     shares = []
-    for turn in range(work.num_tokens // STEPS_PER_TURN):
-        # Whoever is second of one pair is first of the next.
-        first = turns.take() if turn % 2 else _take(steps)
-        second = _take(steps) if turn % 2 else turns.take()
-        shares.append(first / second if turn % 2 else second / first)
-    turns.take()  # to its end: what the last step gave, and a step that ends the rows
-    thread.join()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        generating = pool.submit(generate)
+        try:
+            for turn in range(work.num_tokens // STEPS_PER_TURN):
+                # Whoever is second of one pair is first of the next.
+                first = turns.take() if turn % 2 else _take(steps)
+                second = _take(steps) if turn % 2 else turns.take()
+                shares.append(first / second if turn % 2 else second / first)
+        finally:
+            turns.let_go()
+        generating.result()
     llm.trace.times = []
     return statistics.median(shares)
 

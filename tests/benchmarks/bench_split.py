@@ -37,7 +37,7 @@ from services.worker.executor import StepTimes
 from services.worker.runner.build import build_runner
 from services.worker.runner.model_runner import ModelRunner
 from tests.benchmarks.bare_loop import STEPS_PER_TURN, share_of_bare_loop
-from tests.benchmarks.work import Work, make_work
+from tests.benchmarks.work import PROMPT_TOKENS, Work, make_work
 from tests.e2e.system import CLUSTER_TOKEN, System
 from tests.unit.scheduler.session_client import SessionClient
 
@@ -257,6 +257,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pipeline-depth", type=int, default=2)
     parser.add_argument("--num-threads", type=int, default=None, help="default: torch's choice")
     args = parser.parse_args()
+    most = LLMOptions().max_num_batched_tokens // PROMPT_TOKENS
+    if max(args.requests) > most:
+        parser.error(f"--requests must be at most {most}: the prompts have to fit into one step")
     if args.output_tokens % STEPS_PER_TURN:
         parser.error(f"--output-tokens must be a multiple of {STEPS_PER_TURN}")
     return args
