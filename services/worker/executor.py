@@ -36,7 +36,7 @@ class StepTimes:
     """How long one step took, in seconds, and what it did.
 
     Attributes:
-        total_s: From taking it up to the serialised result.
+        total_s: From taking it up to the result as it is handed on.
         device_s: Of that, in forward and sampling.
         gap_s: From the end of the step before to the start of this one.
         num_tokens: Tokens that went through the model.
